@@ -1,0 +1,1 @@
+"""mlxgen: language models on Apple Silicon as one declarative graph."""

@@ -1,0 +1,41 @@
+"""The device: a fast BLAS for MLX on Linux, and the dtype to compute in.
+
+MLX's Linux wheel links reference BLAS. A library with the same symbols that is loaded first, with
+RTLD_GLOBAL, is the one the dynamic linker finds; so this module must run before `import mlx.core`.
+Every package of mlxgen that uses mlx imports it first. On macOS it does nothing.
+MLXGEN_BLAS: `auto` (default), `off`, or the path of a library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import sys
+
+_SWITCH = "MLXGEN_BLAS"
+
+
+def _candidates() -> list[str]:
+    """Libraries worth trying, best first: Intel MKL from the package index, then the system's OpenBLAS."""
+    mkl = sorted(glob.glob(os.path.join(sys.prefix, "lib", "libmkl_rt.so*")))
+    return [*mkl, "libopenblas.so.0"]
+
+
+def load_fast_blas() -> str | None:
+    """Load a BLAS into the process before MLX; returns what was loaded, None if nothing was."""
+    choice = os.environ.get(_SWITCH, "auto")
+    if sys.platform != "linux" or choice == "off" or "mlx.core" in sys.modules:
+        return None
+    # Same bits on every run of one machine, whatever the alignment of the buffers.
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    for path in _candidates() if choice == "auto" else [choice]:
+        try:
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+            return path
+        except OSError:
+            continue
+    return None
+
+
+BLAS = load_fast_blas()

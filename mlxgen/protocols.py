@@ -1,0 +1,124 @@
+"""What the parts promise each other. Nothing here computes; nothing here imports mlx at run time.
+
+Shapes: B rows of the batch, L new tokens, S tokens stored, H query heads, K key/value heads, D head_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    Array = mx.array
+else:
+    Array = Any
+
+Message = Mapping[str, Any]  # {"role": ..., "content": ...} as in the chat templates of the hub
+
+
+@runtime_checkable
+class LayerCache(Protocol):
+    """The memory of one layer. `offset` counts the tokens it has seen, also those it has dropped."""
+
+    offset: int
+
+    def make_mask(self, length: int) -> Any:
+        """Mask for `length` new tokens: None, "causal", or a boolean array [.., L, S] where True is visible.
+
+        Called once per kind of layer before `attend`.
+        """
+        ...
+
+    def attend(self, q: Array, k: Array, v: Array, mask: Any, attention: Callable[..., Array]) -> Array:
+        """Store k, v [B, K, L, D] and return the attention of q [B, H, L, D] over all that is stored.
+
+        `attention(q, keys, values, mask)` is the layer's own arithmetic for plain arrays; a cache that
+        stores something else than plain arrays may do its own.
+        """
+        ...
+
+    @property
+    def state(self) -> list[Array]:
+        """The arrays that hold the memory, for evaluation, copying and saving."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def trim(self, count: int) -> int:
+        """Forget the newest `count` tokens; returns how many were forgotten (0 where it can't)."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """Tokens in, logits out: all the engine needs to know of a decoder."""
+
+    def __call__(self, tokens: Array, caches: Sequence[LayerCache] | None = None) -> Array:
+        """tokens [B, L] -> logits [B, L, V]."""
+        ...
+
+    def hidden(self, tokens: Array, caches: Sequence[LayerCache] | None = None) -> Array:
+        """tokens [B, L] -> the last hidden states, normalized [B, L, hidden]."""
+        ...
+
+    def logits(self, hidden: Array) -> Array:
+        """hidden [B, L, hidden] -> logits [B, L, V]: the output head."""
+        ...
+
+
+class TextStream(Protocol):
+    """Token ids in, text out, as soon as it is certain. All pieces joined equal the full decode."""
+
+    def push(self, token: int) -> str: ...
+
+    def finish(self) -> str:
+        """The rest, once no more tokens come."""
+        ...
+
+
+class Tokenizer(Protocol):
+    vocab_size: int
+    bos_id: int | None
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Text to ids. `add_special` adds what the model wants around a raw prompt (BOS).
+
+        Control tokens written in the text stay ordinary text.
+        """
+        ...
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final: bool = False,
+        **template_args: Any,
+    ) -> list[int]:
+        """A conversation to ids through the chat template.
+
+        The prompt ends with the opening of an assistant turn, or with `continue_final` exactly with the
+        text of the last message.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+
+    def piece(self, token: int) -> str:
+        """How one token of the vocabulary is written, for display."""
+        ...
+
+    def stream(self, *, skip_special: bool = True) -> TextStream: ...
+
+
+class TensorSource(Protocol):
+    """An opened checkpoint: names, shapes and dtypes are known, values are read when asked for."""
+
+    config: Mapping[str, Any]
+
+    def names(self) -> Iterator[str]: ...
+
+    def load(self, name: str) -> Array: ...
