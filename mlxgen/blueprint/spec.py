@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mlxgen.blueprint.rope import RopeSpec
 from mlxgen.errors import require
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
@@ -25,23 +26,6 @@ class NormSpec:
 
     def __post_init__(self) -> None:
         require(self.eps >= 0, "eps", "at least 0", self.eps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeSpec:
-    """Rotary position embedding (arXiv:2104.09864) of the first `dims` elements of each head.
-
-    `inv_freq` has dims/2 angles per position, in radians. With `long_inv_freq`, that set is used instead as soon as
-    the whole sequence is longer than `switch_at` tokens (LongRoPE, arXiv:2402.13753).
-    `scale` multiplies the rotated elements.
-    """
-
-    dims: int
-    inv_freq: tuple[float, ...]
-    interleaved: bool = False
-    scale: float = 1.0
-    long_inv_freq: tuple[float, ...] | None = None
-    switch_at: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

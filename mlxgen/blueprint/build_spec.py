@@ -1,0 +1,164 @@
+"""A blueprint tree and a config.json in, a DecoderSpec out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlxgen.blueprint import spec as specs
+from mlxgen.blueprint.expression import Evaluator
+from mlxgen.blueprint.hf_config import HfConfig
+from mlxgen.blueprint.rope import RopeSpec
+from mlxgen.blueprint.schedule import layer_schedule
+from mlxgen.errors import ConfigError, did_you_mean
+from mlxgen.schema import parse
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+
+def build_spec(tree: Mapping[str, Any], hf: HfConfig, weight_names: frozenset[str]) -> specs.DecoderSpec:
+    return _Builder(tree, hf, weight_names).decoder()
+
+
+class _Builder:
+    """Evaluates the tree layer by layer. `${layer}` is the number of the layer being built."""
+
+    def __init__(self, tree: Mapping[str, Any], hf: HfConfig, weight_names: frozenset[str]):
+        self.tree, self.hf, self.weight_names = tree, hf, weight_names
+        self.layer = 0
+        self.config: dict[str, Any] = {}
+        self.evaluator = Evaluator(self._name, self._functions())
+
+    def decoder(self) -> specs.DecoderSpec:
+        node = self.evaluator.tree(self.tree["decoder"], "decoder")
+        count = self._name("config.layers")
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"config.json: the number of layers must be at least 1, but is {count!r}.")
+        schedules = {
+            part: layer_schedule(self._variants(f"{part}_schedule"), count, f"variants.{part}_schedule")
+            for part in ("attention", "ffn")
+        }
+        layers = tuple(self._layer(i, schedules) for i in range(count))
+        for key in ("embed_norm", "final_norm"):
+            node[key] = self._norm(node[key])
+        return parse(specs.DecoderSpec, {**node, "layers": layers}, "")
+
+    def _layer(self, index: int, schedules: Mapping[str, list[str]]) -> specs.LayerSpec:
+        self.layer = index
+        node = {**self.tree["layer"]}
+        for part, names in schedules.items():
+            variants = self.tree["variants"][part]
+            name = names[index]
+            if name not in variants:
+                raise ConfigError(
+                    f"`variants.{part}_schedule` must name one of {', '.join(variants)}, but names {name!r}."
+                )
+            node[part] = merge(node[part], variants[name])
+        path = f"layers[{index}]"
+        node = self.evaluator.tree(node, path)
+        norms = {f"{k}_norm": self._norm(v) for k, v in node.pop("norms").items()}
+        attention = self._attention(node.pop("attention"), f"{path}.attention")
+        ffn = self._ffn(node.pop("ffn"), f"{path}.ffn")
+        return parse(specs.LayerSpec, {**node, **norms, "attention": attention, "ffn": ffn}, path)
+
+    def _attention(self, node: dict[str, Any], path: str) -> specs.AttentionSpec:
+        rope = node.pop("rope")
+        if rope and rope.pop("use", True):
+            node["rope"] = RopeSpec.from_settings(
+                rope["settings"], dims=rope["dims"], interleaved=rope["interleaved"]
+            )
+        if node["qk_norm"]:
+            norm = self._norm(node["qk_norm"].pop("norm", True))
+            node["qk_norm"] = {**node["qk_norm"], "norm": norm}
+        return parse(specs.AttentionSpec, node, path)
+
+    def _ffn(self, node: dict[str, Any], path: str) -> specs.MlpSpec | specs.MoeSpec:
+        kind = node.pop("kind")
+        mlp = {k: node.pop(k) for k in ("width", "activation", "gated", "bias")}
+        mlp["activation"] = self._activation(mlp["activation"])
+        if kind == "mlp":
+            return parse(specs.MlpSpec, {**mlp, **node}, path)
+        if kind != "moe":
+            raise ConfigError(f"`{path}.kind` must be mlp or moe, but is {kind!r}.")
+        if node.get("shared"):
+            node["shared"] = {**mlp, **node["shared"]}
+        return parse(specs.MoeSpec, {**node, "expert": mlp}, path)
+
+    def _norm(self, node: Any) -> specs.NormSpec | None:
+        """`true` is the family's norm, a mapping changes some of its fields, `false` is no norm."""
+        if not node:
+            return None
+        base = self.evaluator.tree(self.tree["norm"], "norm")
+        return parse(specs.NormSpec, {**base, **(node if isinstance(node, Mapping) else {})}, "norm")
+
+    def _activation(self, name: Any) -> str:
+        if name not in _ACTIVATIONS:
+            hint = did_you_mean(str(name), _ACTIVATIONS)
+            raise ConfigError(
+                f"config.json: the activation must be one of {', '.join(_ACTIVATIONS)}, but is {name!r}.{hint}"
+            )
+        return _ACTIVATIONS[name]
+
+    def _variants(self, key: str) -> Any:
+        return self.evaluator.tree(self.tree["variants"][key], f"variants.{key}")
+
+    def _name(self, name: str) -> Any:
+        if name == "layer":
+            return self.layer
+        section, _, key = name.partition(".")
+        if section != "config" or key not in self.tree["config"]:
+            raise ConfigError(f"`${{{name}}}` is not a value of the blueprint's `config`.")
+        if key not in self.config:
+            self.config[key] = self.evaluator.tree(self.tree["config"][key], f"config.{key}")
+        return self.config[key]
+
+    def _functions(self) -> dict[str, Any]:
+        def text(thunk: Any) -> str:
+            return str(thunk())
+
+        def hf(keys: Any, *default: Any) -> Any:
+            value = self.hf.get(text(keys), _NONE) if default else self.hf.get(text(keys))
+            return default[0]() if value is _NONE else value
+
+        def given(key: Any, default: Any) -> Any:
+            """A key's value, also when that is null; the default only where the key is absent."""
+            name = text(key)
+            self.hf.read.add(name)
+            return self.hf.raw[name] if name in self.hf.raw else default()
+
+        def rope(layer_type: Any, local_key: Any = None, theta: Any = None) -> dict[str, Any]:
+            local = text(local_key) if local_key else None
+            return self.hf.rope(text(layer_type), local, float(theta()) if theta else 10000.0)
+
+        def lacks_weight(module: Any) -> bool:
+            return f"{text(module)}.weight" not in self.weight_names
+
+        def exact_div(a: Any, b: Any) -> int:
+            x, y = a(), b()
+            if x % y:
+                raise ConfigError(f"config.json: hidden size must be a multiple of the heads ({y}), but is {x}.")
+            return x // y
+
+        return {"hf": hf, "given": given, "rope": rope, "lacks_weight": lacks_weight, "exact_div": exact_div}
+
+
+_NONE = object()
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on `base`: mappings key by key, everything else replaced."""
+    result = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merge(result[key], value) if both else value
+    return result

@@ -1,0 +1,80 @@
+"""Reading a checkpoint's config.json: one view of the styles in which the same facts are written.
+
+transformers 5 writes rope as `rope_parameters`, flat or one per layer type; older files write `rope_theta` beside
+`rope_scaling`, whose kind is under `rope_type` or `type`. A value of null is the same as no value.
+Every key that is read is remembered, so that a key which nobody reads can be reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlxgen.errors import ConfigError, did_you_mean
+
+_MISSING = object()
+
+
+class HfConfig:
+    """config.json as the blueprint sees it: lookups with fall-backs, and a record of what was looked up."""
+
+    def __init__(self, raw: Mapping[str, Any]):
+        self.raw = raw
+        self.read: set[str] = set()
+
+    def get(self, keys: str, default: Any = _MISSING) -> Any:
+        """The first of `a|b.c|d` that has a value; raises ConfigError if none has and there is no default."""
+        found = _MISSING
+        for key in keys.split("|"):
+            self.read.add(key.split(".")[0])
+            value = self._lookup(key)
+            if value is not None and found is _MISSING:
+                found = value
+        if found is not _MISSING:
+            return found
+        if default is not _MISSING:
+            return default
+        first = keys.split("|")[0]
+        raise ConfigError(f"config.json: `{first}` must be given.{did_you_mean(first, self.raw)}")
+
+    def _lookup(self, key: str) -> Any:
+        node: Any = self.raw
+        for part in key.split("."):
+            if not isinstance(node, Mapping) or part not in node:
+                return None
+            node = node[part]
+        return node
+
+    def rope(self, layer_type: str, local_theta_key: str | None, default_theta: float) -> dict[str, Any]:
+        """Rope settings of one layer type: `theta`, `kind`, and the kind's own parameters.
+
+        `local_theta_key` names the old-style key that gives the layer type a base frequency of its own; the old
+        style never scales those layers.
+        """
+        self.read |= {"rope_parameters", "rope_scaling", "rope_theta"}
+        node = self.raw.get("rope_parameters") or {}
+        if node and all(isinstance(v, Mapping) or v is None for v in node.values()):
+            node = node.get(layer_type) or {}
+            return self._rope(node, node.get("rope_theta", default_theta))
+        if node:
+            theta = node.get("rope_theta", self.raw.get("rope_theta", default_theta))
+            return self._rope(node, theta)
+        if local_theta_key is not None:
+            self.read.add(local_theta_key)
+            if self.raw.get(local_theta_key) is not None:
+                return self._rope({}, self.raw[local_theta_key])
+        theta = self.raw.get("rope_theta")
+        return self._rope(self.raw.get("rope_scaling") or {}, default_theta if theta is None else theta)
+
+    def _rope(self, node: Mapping[str, Any], theta: Any) -> dict[str, Any]:
+        if not isinstance(node, Mapping):
+            raise ConfigError(f"config.json: `rope_scaling` must be a mapping, but is {node!r}.")
+        rest = {k: v for k, v in node.items() if k not in ("rope_theta", "rope_type", "type")}
+        kind = node.get("rope_type") or node.get("type") or "default"
+        # These two stand beside the rope settings in some files, inside them in others.
+        self.read |= {"original_max_position_embeddings", "partial_rotary_factor", "max_position_embeddings"}
+        if self.raw.get("original_max_position_embeddings") is not None:
+            rest["original_max_position_embeddings"] = self.raw["original_max_position_embeddings"]
+        if rest.get("partial_rotary_factor") is None:
+            rest["partial_rotary_factor"] = self.raw.get("partial_rotary_factor")
+        return {"kind": kind, "theta": theta, "context": self.raw.get("max_position_embeddings"), **rest}

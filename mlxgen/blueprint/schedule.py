@@ -1,0 +1,59 @@
+"""Which layer gets which variant: a schedule names one variant for each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlxgen.errors import ConfigError, did_you_mean
+
+Node = Mapping[str, Any]
+
+
+def layer_schedule(node: Node, count: int, path: str) -> list[str]:
+    """The variant's name for each of `count` layers.
+
+    {kind: all, hit}                     every layer
+    {kind: every, n, hit, miss, except}  layers n-1, 2n-1, ... but not those listed in `except`
+    {kind: from, start, hit, miss}       layers from `start` on
+    {kind: list, list, map, else}        the checkpoint's own list of layer types; `else` where it has none
+    """
+    kind = node.get("kind")
+    if kind not in _KINDS:
+        raise ConfigError(f"`{path}.kind` must be one of {', '.join(_KINDS)}, but is {kind!r}.")
+    return _KINDS[kind](node, count, path)
+
+
+def _all(node: Node, count: int, path: str) -> list[str]:
+    return [node["hit"]] * count
+
+
+def _every(node: Node, count: int, path: str) -> list[str]:
+    n, skip = node["n"], node.get("except") or []
+    return [node["hit"] if n and (i + 1) % n == 0 and i not in skip else node["miss"] for i in range(count)]
+
+
+def _from(node: Node, count: int, path: str) -> list[str]:
+    return [node["hit"] if i >= node["start"] else node["miss"] for i in range(count)]
+
+
+def _list(node: Node, count: int, path: str) -> list[str]:
+    names, table = node["list"], node["map"]
+    if names is None:
+        return layer_schedule(node["else"], count, f"{path}.else")
+    if not isinstance(names, list) or len(names) != count:
+        size = len(names) if isinstance(names, list) else names
+        raise ConfigError(f"config.json: the list of layer types must have {count} entries, but has {size}.")
+    for name in names:
+        if name not in table:
+            hint = did_you_mean(str(name), table)
+            raise ConfigError(f"config.json: a layer type must be one of {', '.join(table)}, but is {name!r}.{hint}")
+    return [table[name] for name in names]
+
+
+_KINDS: dict[str, Callable[[Node, int, str], list[str]]] = {
+    "all": _all,
+    "every": _every,
+    "from": _from,
+    "list": _list,
+}

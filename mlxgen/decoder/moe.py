@@ -1,0 +1,150 @@
+"""Mixture of experts: a router picks `top_k` feed-forward blocks for each token (arXiv:1701.06538).
+
+Shapes: T tokens, E experts, k = top_k.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxgen.blueprint.spec import MlpSpec, MoeSpec, RouterSpec
+from mlxgen.decoder.activation import ACTIVATIONS
+from mlxgen.decoder.mlp import MLP
+
+# From this many rows on, tokens are sorted by expert: each expert's weights are then read once.
+_SORT_FROM = 64
+
+
+class ExpertLinear(nn.Module):
+    """E linear maps in one array: row i of the input goes through map `experts[i]`."""
+
+    def __init__(self, num_experts: int, input_dims: int, output_dims: int, bias: bool):
+        super().__init__()
+        bound = math.sqrt(1 / input_dims)
+        self.weight = mx.random.uniform(-bound, bound, (num_experts, output_dims, input_dims))
+        if bias:
+            self.bias = mx.zeros((num_experts, output_dims))
+
+    def __call__(self, x: mx.array, experts: mx.array, sorted_rows: bool) -> mx.array:
+        """x [..., 1, in], experts [...] -> [..., 1, out]."""
+        y = mx.gather_mm(x, self.weight.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=sorted_rows)
+        return y + self.bias[experts][..., None, :] if "bias" in self else y
+
+    def to_quantized(self, group_size: int = 64, bits: int = 4, mode: str = "affine") -> QuantizedExpertLinear:
+        return QuantizedExpertLinear.from_linear(self, group_size, bits, mode)
+
+
+class QuantizedExpertLinear(nn.Module):
+    """ExpertLinear with weights in MLX's quantized form."""
+
+    def __init__(self, group_size: int, bits: int, mode: str):
+        super().__init__()
+        self.group_size, self.bits, self.mode = group_size, bits, mode
+
+    @classmethod
+    def from_linear(cls, linear: ExpertLinear, group_size: int, bits: int, mode: str) -> QuantizedExpertLinear:
+        self = cls(group_size, bits, mode)
+        self.weight, self.scales, *biases = mx.quantize(linear.weight, group_size, bits, mode=mode)
+        if biases:
+            self.biases = biases[0]
+        if "bias" in linear:
+            self.bias = linear.bias
+        return self
+
+    def __call__(self, x: mx.array, experts: mx.array, sorted_rows: bool) -> mx.array:
+        y = mx.gather_qmm(
+            x,
+            self["weight"],
+            self["scales"],
+            self.get("biases"),
+            rhs_indices=experts,
+            transpose=True,
+            group_size=self.group_size,
+            bits=self.bits,
+            mode=self.mode,
+            sorted_indices=sorted_rows,
+        )
+        return y + self["bias"][experts][..., None, :] if "bias" in self else y
+
+
+class Experts(nn.Module):
+    """The feed-forward blocks of all experts."""
+
+    def __init__(self, spec: MlpSpec, num_experts: int, hidden_size: int):
+        super().__init__()
+        if spec.gated:
+            self.gate_proj = ExpertLinear(num_experts, hidden_size, spec.width, spec.bias)
+        self.up_proj = ExpertLinear(num_experts, hidden_size, spec.width, spec.bias)
+        self.down_proj = ExpertLinear(num_experts, spec.width, hidden_size, spec.bias)
+        self.activation = ACTIVATIONS[spec.activation]
+        self.gated = spec.gated
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """x [T, hidden], experts [T, k] -> each token through each of its experts [T, k, hidden]."""
+        T, k = experts.shape
+        if T * k < _SORT_FROM:
+            return self._forward(x[:, None, None], experts, False)[:, :, 0]
+        order = mx.argsort(experts.flatten())
+        rows = x[order // k][:, None]  # [T * k, 1, hidden], by expert
+        y = self._forward(rows, experts.flatten()[order], True)[:, 0]
+        return y[mx.argsort(order)].reshape(T, k, -1)
+
+    def _forward(self, x: mx.array, experts: mx.array, sorted_rows: bool) -> mx.array:
+        up = self.up_proj(x, experts, sorted_rows)
+        if self.gated:
+            h = self.activation(self.gate_proj(x, experts, sorted_rows)) * up
+        else:
+            h = self.activation(up)
+        return self.down_proj(h, experts, sorted_rows)
+
+
+class Router(nn.Module):
+    """Scores every expert for every token; the best `top_k` are chosen. Computed in float32."""
+
+    def __init__(self, spec: RouterSpec, num_experts: int, top_k: int, hidden_size: int):
+        super().__init__()
+        self.weight = mx.zeros((num_experts, hidden_size))
+        if spec.bias:
+            self.bias = mx.zeros((num_experts,))
+        self.spec = spec
+        self.top_k = top_k
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """x [T, hidden] -> (experts [T, k], weights [T, k] in float32)."""
+        logits = x @ self.weight.T
+        if self.spec.bias:
+            logits = logits + self.bias
+        scores = mx.softmax(logits.astype(mx.float32), axis=-1)
+        experts = mx.argpartition(-scores, self.top_k - 1, axis=-1)[:, : self.top_k]
+        weights = mx.take_along_axis(scores, experts, axis=-1)
+        if self.spec.normalize:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        return experts, weights * self.spec.scale if self.spec.scale != 1.0 else weights
+
+
+class MoE(nn.Module):
+    """The weighted sum of the chosen experts, plus an expert that every token passes through, where there is one."""
+
+    def __init__(self, spec: MoeSpec, hidden_size: int):
+        super().__init__()
+        self.router = Router(spec.router, spec.num_experts, spec.top_k, hidden_size)
+        self.experts = Experts(spec.expert, spec.num_experts, hidden_size)
+        if spec.shared is not None:
+            self.shared_expert = MLP(spec.shared, hidden_size)
+        if spec.shared_gate:
+            self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
+        self.spec = spec
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [B, L, hidden] -> [B, L, hidden]."""
+        rows = x.reshape(-1, x.shape[-1])
+        experts, weights = self.router(rows)
+        y = self.experts(rows, experts)
+        y = (y * weights[..., None].astype(y.dtype)).sum(axis=1).reshape(x.shape)
+        if self.spec.shared is not None:
+            shared = self.shared_expert(x)
+            y = y + (mx.sigmoid(self.shared_expert_gate(x)) * shared if self.spec.shared_gate else shared)
+        return y

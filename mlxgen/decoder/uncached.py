@@ -1,0 +1,38 @@
+"""A whole sequence at once, as in training: nothing is remembered, the cache protocol is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+
+class Uncached:
+    """What a layer sees when there is no cache: only the tokens at hand, from position 0 on."""
+
+    def __init__(self, window: int | None = None):
+        self.offset = 0
+        self.window = window
+
+    def make_mask(self, length: int) -> Any:
+        if self.window is None or self.window >= length:
+            return "causal"
+        back = mx.arange(length)[:, None] - mx.arange(length)  # how far back a key lies [L, L]
+        return (back >= 0) & (back < self.window)
+
+    def attend(
+        self, q: mx.array, k: mx.array, v: mx.array, mask: Any, attention: Callable[..., mx.array]
+    ) -> mx.array:
+        return attention(q, k, v, mask)
+
+    @property
+    def state(self) -> list[mx.array]:
+        return []
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def trim(self, count: int) -> int:
+        return 0
