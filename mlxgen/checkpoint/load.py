@@ -1,0 +1,177 @@
+"""From an opened checkpoint to a decoder with weights: names, shapes and quantization first, values last.
+
+Values are read layer by layer, so that the peak of memory is the weights plus one layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from mlxgen.checkpoint.names import NameMap
+from mlxgen.checkpoint.ops import Tensor, Tensors, apply_ops
+from mlxgen.errors import WeightsError
+
+_PACKED = ("scales", "biases")
+
+
+class Source(Protocol):
+    """What loading needs of an opened checkpoint."""
+
+    quantization: Mapping[str, Any] | None
+    tensors: Mapping[str, Any]  # name -> something with a `shape`
+    baked: frozenset[str]  # labels of blueprint operations that the file has been through already
+
+    def load(self, name: str) -> mx.array: ...
+
+
+def load_weights(
+    decoder: nn.Module,
+    source: Source,
+    rules: Mapping[str, Any],
+    *,
+    dtype: mx.Dtype | None = None,
+    dequantize: bool = False,
+    finish: Callable[[nn.Module], None] = lambda layer: None,
+) -> None:
+    """Fill `decoder` with the tensors of `source`, renamed and rearranged by a blueprint's `weights` rules.
+
+    dtype: what to convert floating point values to; None keeps the checkpoint's.
+    dequantize: turn quantized modules into plain ones of `dtype`.
+    finish: called with each layer once it has its weights, before they are evaluated.
+    Raises WeightsError naming what is missing, too much or of another shape, before anything is read.
+    """
+    shapes = {name: value.shape for name, value in tree_flatten(decoder.parameters())}
+    tensors = _renamed(source, rules)
+    tensors = apply_ops(rules["ops"], tensors, shapes, source.baked)
+    if "lm_head.weight" not in shapes:  # a tied head: what the file has besides the embedding is a copy
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("lm_head.")}
+    if dequantize:
+        tensors = _dequantized(tensors)
+    else:
+        _quantize_modules(decoder, tensors)
+    _check(tensors, {name: value.shape for name, value in tree_flatten(decoder.parameters())})
+    _fill(decoder, tensors, dtype, finish)
+
+
+def _renamed(source: Source, rules: Mapping[str, Any]) -> Tensors:
+    names = NameMap(rules["rename"])
+    ignored = tuple(rules["ignore"].values())
+    out: Tensors = {}
+    for name, info in source.tensors.items():
+        if any(part in name for part in ignored):
+            continue
+        out[names.ours(name)] = Tensor(
+            shape=tuple(info.shape),
+            load=_loader(source, name),
+            quantization=_quantization(source, name),
+        )
+    return out
+
+
+def _loader(source: Source, name: str) -> Callable[[], mx.array]:
+    return lambda: source.load(name)
+
+
+def _quantization(source: Source, name: str) -> Mapping[str, Any] | None:
+    """The settings of a packed weight: its own entry in the config, or the one for the whole model."""
+    module, _, suffix = name.rpartition(".")
+    if suffix != "weight" or f"{module}.scales" not in source.tensors:
+        return None
+    settings = source.quantization
+    if settings is None:
+        raise WeightsError(f"{name} is quantized, but config.json has no `quantization`.")
+    own = settings.get(module)
+    chosen = own if isinstance(own, Mapping) else settings
+    return {
+        "group_size": chosen.get("group_size", settings.get("group_size", 64)),
+        "bits": chosen.get("bits", settings.get("bits", 4)),
+        "mode": chosen.get("mode", settings.get("mode", "affine")),
+    }
+
+
+def _quantize_modules(decoder: nn.Module, tensors: Tensors) -> None:
+    """Replace the modules whose weights are packed by their quantized kind; nothing is computed."""
+
+    def settings(path: str, module: nn.Module) -> Any:
+        tensor = tensors.get(f"{path}.weight")
+        return dict(tensor.quantization) if tensor is not None and tensor.quantization is not None else False
+
+    if any(t.quantization for t in tensors.values()):
+        nn.quantize(decoder, class_predicate=settings)
+
+
+def _dequantized(tensors: Tensors) -> Tensors:
+    out = {}
+    for name, tensor in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        if tensor.quantization is not None:
+            scales = tensors[f"{module}.scales"]
+            columns = tensor.shape[-1] * 32 // tensor.quantization["bits"]
+            load = _unpack(tensor, scales, tensors.get(f"{module}.biases"))
+            out[name] = Tensor(shape=(*tensor.shape[:-1], columns), load=load)
+        elif suffix not in _PACKED or f"{module}.weight" not in tensors:
+            out[name] = tensor
+        elif tensors[f"{module}.weight"].quantization is None:
+            out[name] = tensor
+    return out
+
+
+def _unpack(weight: Tensor, scales: Tensor, biases: Tensor | None) -> Callable[[], mx.array]:
+    def load() -> mx.array:
+        s, b = scales.load(), biases.load() if biases else None
+        if s.dtype == mx.float16:  # so that 4-bit values times their scale are not rounded again
+            s, b = s.astype(mx.float32), b if b is None else b.astype(mx.float32)
+        return mx.dequantize(weight.load(), s, b, **weight.quantization)  # type: ignore[arg-type]
+
+    return load
+
+
+def _check(tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    missing = sorted(set(shapes) - set(tensors))
+    extra = sorted(set(tensors) - set(shapes))
+    if missing:
+        raise WeightsError(f"the checkpoint lacks {_listed(missing)}; is it complete, and of this architecture?")
+    if extra:
+        raise WeightsError(f"the checkpoint has tensors that this architecture does not use: {_listed(extra)}.")
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != tuple(shape):
+            raise WeightsError(f"{name} must have shape {tuple(shape)}, but has {tuple(tensors[name].shape)}.")
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def _fill(
+    decoder: nn.Module, tensors: Tensors, dtype: mx.Dtype | None, finish: Callable[[nn.Module], None]
+) -> None:
+    groups: dict[int | None, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        layer = int(parts[1]) if parts[0] == "layers" else None
+        groups.setdefault(layer, {})[name if layer is None else ".".join(parts[2:])] = tensor
+    layers = decoder.layers
+    for layer, group in groups.items():
+        module = decoder if layer is None else layers[layer]
+        module.update(tree_unflatten([(n, _converted(n, t.load(), dtype)) for n, t in group.items()]))
+        if layer is not None:
+            finish(module)
+            mx.eval(module.parameters())
+    mx.eval(decoder.parameters())
+
+
+def _converted(name: str, value: mx.array, dtype: mx.Dtype | None) -> mx.array:
+    floating = mx.issubdtype(value.dtype, mx.floating)
+    return value.astype(dtype) if dtype is not None and floating else value
+
+
+def names_of(source: Source, rules: Mapping[str, Any]) -> Iterable[str]:
+    """The checkpoint's tensor names, in our terms before operations: what a blueprint may ask for."""
+    names = NameMap(rules["rename"])
+    return [names.ours(name) for name in source.tensors]

@@ -1,0 +1,60 @@
+"""Names of tensors: a blueprint's table of dotted parts, read forward when loading and backward when saving.
+
+A rule `model.embed_tokens: embed_tokens` replaces whole parts of a dotted name, wherever they stand. `{e}` stands for
+a number. Rules do not feed each other: each part of a name is replaced at most once, by the longest rule that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Parts = tuple[str, ...]
+
+
+class NameMap:
+    """A reversible table: `ours(name)` and `theirs(name)`."""
+
+    def __init__(self, rules: Mapping[str, str]):
+        table = [(tuple(theirs.split(".")), tuple(ours.split("."))) for theirs, ours in rules.items()]
+        self._forward = _Table(table)
+        self._backward = _Table([(ours, theirs) for theirs, ours in table])
+
+    def ours(self, name: str) -> str:
+        return self._forward.replace(name)
+
+    def theirs(self, name: str) -> str:
+        return self._backward.replace(name)
+
+
+class _Table:
+    def __init__(self, rules: list[tuple[Parts, Parts]]):
+        self._rules: dict[str, list[tuple[Parts, Parts]]] = {}
+        for rule in sorted(rules, key=lambda rule: -len(rule[0])):
+            self._rules.setdefault(rule[0][0], []).append(rule)
+
+    def replace(self, name: str) -> str:
+        parts, out, i = tuple(name.split(".")), [], 0
+        while i < len(parts):
+            for pattern, replacement in self._rules.get(parts[i], ()):
+                numbers = _match(pattern, parts[i : i + len(pattern)])
+                if numbers is not None:
+                    out += [numbers.get(part, part) for part in replacement]
+                    i += len(pattern)
+                    break
+            else:
+                out.append(parts[i])
+                i += 1
+        return ".".join(out)
+
+
+def _match(pattern: Parts, parts: Parts) -> dict[str, str] | None:
+    """The numbers at the pattern's `{...}` places, or None where the parts do not fit."""
+    if len(parts) != len(pattern):
+        return None
+    numbers = {}
+    for want, have in zip(pattern, parts, strict=True):
+        if want[0] == "{" and have.isdigit():
+            numbers[want] = have
+        elif want != have:
+            return None
+    return numbers

@@ -1,0 +1,1 @@
+"""Passes: ordered changes of a decoder that has its weights."""

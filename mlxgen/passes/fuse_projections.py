@@ -1,0 +1,49 @@
+"""Fuse projections that read the same input: q, k and v into one, gate and up into one.
+
+The rows of the weights are put below each other, so every result is the same dot product as before; for quantized
+weights too, since each row has its own scales. One matrix product instead of three: fewer kernels, less host time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+_GROUPS = (
+    ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    ("mlp", "gate_up_proj", ("gate_proj", "up_proj")),
+)
+
+
+def fuse_projections(layer: Any) -> None:
+    """Fuse the projections of one decoder layer in place, where they are of one kind; else leave them."""
+    for parent, fused, names in _GROUPS:
+        module = layer[parent]
+        if not all(name in module for name in names) or "fused" not in module.__dict__:
+            continue
+        parts = [module[name] for name in names]
+        if not _alike(parts):
+            continue
+        module[fused] = _concatenated(parts)
+        for name in names:
+            del module[name]
+        module.fused = True
+
+
+def _alike(parts: list[nn.Module]) -> bool:
+    def kind(m: Any) -> tuple[Any, ...]:
+        settings = (m.group_size, m.bits, m.mode) if isinstance(m, nn.QuantizedLinear) else ()
+        return (type(m), settings, sorted(m))
+
+    plain = all(type(m) in (nn.Linear, nn.QuantizedLinear) for m in parts)
+    return plain and all(kind(m) == kind(parts[0]) for m in parts)
+
+
+def _concatenated(parts: list[nn.Module]) -> nn.Module:
+    """The first module, holding the rows of all."""
+    first = parts[0]
+    for name in list(first):
+        first[name] = mx.concatenate([m[name] for m in parts], axis=0)
+    return first
