@@ -1,0 +1,7 @@
+"""KV caches: what makes decode cheap, and what its memory costs."""
+
+import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+from mlxgen.cache.layer_cache import FullCache, WindowCache
+from mlxgen.cache.policy import Full, Quantized, Window
+
+__all__ = ["Full", "FullCache", "Quantized", "Window", "WindowCache"]

@@ -1,0 +1,84 @@
+"""KV-cache policies: from a decoder's spec to one cache for each layer.
+
+Layers with a window of their own never keep more than that window, whatever the policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec
+from mlxgen.cache.buffer import Buffer, DenseBuffer, QuantizedBuffer
+from mlxgen.cache.layer_cache import FullCache, WindowCache
+from mlxgen.errors import ConfigError, require
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Full:
+    """Keep every token."""
+
+    def __call__(self, spec: DecoderSpec) -> list[FullCache]:
+        return [_cache(layer.attention, DenseBuffer(), DenseBuffer()) for layer in spec.layers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Keep the first `sinks` tokens and the newest ones, `size` tokens in all (arXiv:2309.17453).
+
+    Memory stays the same however long the text gets; what falls out is forgotten.
+    """
+
+    size: int = 4096
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        require(self.size >= 2, "cache.size", "at least 2", self.size)
+        require(0 <= self.sinks < self.size, "cache.sinks", f"from 0 to size - 1 ({self.size - 1})", self.sinks)
+
+    def __call__(self, spec: DecoderSpec) -> list[FullCache]:
+        return [self._layer(layer.attention) for layer in spec.layers]
+
+    def _layer(self, attention: AttentionSpec) -> FullCache:
+        own = attention.window
+        if own is not None and own <= self.size:
+            return WindowCache(own)
+        return WindowCache(self.size - self.sinks, self.sinks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """Store keys and values with fewer bits, in groups along the head; tokens before `start` stay as they are."""
+
+    k_bits: int = 8
+    v_bits: int = 8
+    group_size: int = 64
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("k_bits", "v_bits"):
+            require(getattr(self, name) in BITS, f"cache.{name}", f"one of {BITS}", getattr(self, name))
+        require(self.group_size in GROUP_SIZES, "cache.group_size", f"one of {GROUP_SIZES}", self.group_size)
+        require(self.start >= 0, "cache.start", "at least 0", self.start)
+
+    def __call__(self, spec: DecoderSpec) -> list[FullCache]:
+        for i, layer in enumerate(spec.layers):
+            dims = layer.attention.head_dim
+            if dims % self.group_size:
+                fits = [g for g in GROUP_SIZES if dims % g == 0]
+                raise ConfigError(
+                    f"`cache.group_size` must divide the head size of layer {i} ({dims}), but is {self.group_size}; "
+                    + (f"{fits[-1]} does." if fits else "this model's keys can't be quantized.")
+                )
+        return [_cache(layer.attention, self._buffer(self.k_bits), self._buffer(self.v_bits)) for layer in spec.layers]
+
+    def _buffer(self, bits: int) -> Buffer:
+        return QuantizedBuffer(bits, self.group_size, self.start)
+
+
+def _cache(attention: AttentionSpec, keys: Buffer, values: Buffer) -> FullCache:
+    if attention.window is None:
+        return FullCache(keys, values)
+    return WindowCache(attention.window, 0, keys, values)
