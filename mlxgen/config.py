@@ -226,11 +226,10 @@ def compose(overrides: Overrides) -> dict[str, Any]:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     dirs = config_dirs(overrides.config_dir)
-    _refuse_shadowing(dirs)
+    refuse_shadowing(dirs)
     words = list(overrides.hydra)
     if len(dirs) > 1:
         words.append(f"hydra.searchpath=['file://{dirs[0]}']")
@@ -238,18 +237,29 @@ def compose(overrides: Overrides) -> dict[str, Any]:
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             cfg = hydra_compose("config", overrides=words)
-            architecture = OmegaConf.to_container(cfg.architecture, resolve=False)
-            del cfg.architecture  # its expressions are evaluated with the checkpoint's config.json
-            data = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+            data = plain(cfg)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_one_line(error, words)) from error
-    assert isinstance(data, dict)
-    return {**data, "architecture": architecture or {}, **overrides.literal}  # type: ignore[dict-item]
+    return {**data, **overrides.literal}
+
+
+def plain(cfg: Any) -> dict[str, Any]:
+    """A composed configuration as plain data. A blueprint's expressions stay: they need the checkpoint's config.json."""
+    from omegaconf import OmegaConf
+
+    sections = {
+        str(key): OmegaConf.to_container(cfg[key], resolve=key != "architecture", throw_on_missing=True)
+        if OmegaConf.is_config(cfg[key])
+        else cfg[key]
+        for key in cfg
+    }
+    return {**sections, "architecture": sections["architecture"] or {}}
 
 
 def load_config(words: Sequence[str]) -> Config:
     """Words of a command line to a checked Config. Raises ConfigError before anything is loaded."""
-    return checked(compose_all := read_overrides(words), compose(compose_all))
+    overrides = read_overrides(words)
+    return checked(overrides, compose(overrides))
 
 
 def checked(overrides: Overrides, data: Mapping[str, Any]) -> Config:
@@ -261,7 +271,7 @@ def checked(overrides: Overrides, data: Mapping[str, Any]) -> Config:
     return parse(Config, {**data, **extra}, "")
 
 
-def _refuse_shadowing(dirs: Sequence[Path]) -> None:
+def refuse_shadowing(dirs: Sequence[Path]) -> None:
     """Hydra would silently prefer the shipped file of the same name."""
     for folder in dirs[:-1]:
         for path in folder.glob("*/*.yaml"):

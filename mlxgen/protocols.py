@@ -47,6 +47,10 @@ class LayerCache(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    def can_trim(self, count: int) -> bool:
+        """Whether the newest `count` tokens can be forgotten as if they had never come."""
+        ...
+
     def trim(self, count: int) -> int:
         """Forget the newest `count` tokens; returns how many were forgotten (0 where it can't)."""
         ...
@@ -55,12 +59,22 @@ class LayerCache(Protocol):
 class LanguageModel(Protocol):
     """Tokens in, logits out: all the engine needs to know of a decoder."""
 
+    @property
+    def recompute_at(self) -> int | None:
+        """The length beyond which a sequence must be computed anew; None for nearly all models."""
+        ...
+
     def __call__(self, tokens: Array, caches: Sequence[LayerCache] | None = None) -> Array:
         """tokens [B, L] -> logits [B, L, V]."""
         ...
 
-    def hidden(self, tokens: Array, caches: Sequence[LayerCache] | None = None) -> Array:
-        """tokens [B, L] -> the last hidden states, normalized [B, L, hidden]."""
+    def hidden(
+        self, tokens: Array, caches: Sequence[LayerCache] | None = None, *, length: int | None = None
+    ) -> Array:
+        """tokens [B, L] -> the last hidden states, normalized [B, L, hidden].
+
+        `length` tells of how long a sequence these tokens are a part, where more of it is still to come.
+        """
         ...
 
     def logits(self, hidden: Array) -> Array:
@@ -82,6 +96,9 @@ class Tokenizer(Protocol):
     vocab_size: int
     bos_id: int | None
     eos_ids: frozenset[int]
+
+    @property
+    def has_chat_template(self) -> bool: ...
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Text to ids. `add_special` adds what the model wants around a raw prompt (BOS).

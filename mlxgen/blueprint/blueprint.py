@@ -14,8 +14,8 @@ from mlxgen.blueprint.build_spec import build_spec, merge
 from mlxgen.blueprint.hf_config import HfConfig
 from mlxgen.blueprint.spec import DecoderSpec
 from mlxgen.errors import ConfigError, ModelError, did_you_mean
+from mlxgen.yaml_text import read_yaml
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MODEL_TYPES = re.compile(r"^model_types:\s*\[(.*?)\]", re.MULTILINE)
 
 
@@ -84,7 +84,7 @@ def _read(name: str, folders: Sequence[Path], children: tuple[str, ...]) -> dict
         known = [p.stem for f in folders for p in f.glob("*.yaml")]
         raise ConfigError(f"`architecture` {name!r} is not a blueprint.{did_you_mean(name, known)}")
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER) or {}
+        tree = read_yaml(path.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     merged: dict[str, Any] = {}

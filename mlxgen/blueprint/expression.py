@@ -15,9 +15,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import yaml
-
 from mlxgen.errors import ConfigError, did_you_mean
+from mlxgen.yaml_text import read_yaml
 
 Thunk = Callable[[], Any]
 Function = Callable[..., Any]  # receives thunks
@@ -65,7 +64,7 @@ class Evaluator:
     def expression(self, text: str) -> Any:
         text = text.strip()
         if not _WHOLE.fullmatch(text):
-            return yaml.safe_load(text) if text else ""
+            return read_yaml(text) if text else ""
         name, colon, rest = text[2:-1].partition(":")
         if not colon:
             return self._names(name.strip())

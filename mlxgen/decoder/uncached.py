@@ -34,5 +34,8 @@ class Uncached:
     def nbytes(self) -> int:
         return 0
 
+    def can_trim(self, count: int) -> bool:
+        return count == 0
+
     def trim(self, count: int) -> int:
         return 0

@@ -1,0 +1,118 @@
+"""What a generation gives: chunks while it runs, a completion at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+
+FinishReason = Literal["stop", "length", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """Speed and memory of one answer; times in seconds of wall clock. A rate of 0 means too few tokens to measure."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, that a cache held already
+    completion_tokens: int
+    ttft_s: float  # time to first token
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """The model's own log-probability of a token (natural logarithm, before any sampler stage), and the best ones'."""
+
+    token: int
+    piece: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """An answer. The end-of-sequence token counts neither in `tokens` nor in `completion_tokens`.
+
+    finish_reason: "stop" at an end-of-sequence token or a stop text, "length" at max_tokens or the end of the
+    context, "interrupted" when the caller stopped it.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    seed: int
+    stats: Stats
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as `output=json` prints it; `logprobs` only where they were asked for."""
+        data = dataclasses.asdict(self)
+        if self.logprobs is None:
+            del data["logprobs"]
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A piece of an answer as it comes. The last one, and only that, has a finish reason and the completion."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    completion: Completion | None = None
+
+
+class Answer:
+    """Collects an answer while it is generated, and takes the time."""
+
+    def __init__(self, prompt_tokens: int, seed: int, want_logprobs: bool):
+        self.prompt_tokens, self.seed = prompt_tokens, seed
+        self.tokens: list[int] = []
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprob] | None = [] if want_logprobs else None
+        self._started = self._last = time.perf_counter()
+        self._first: float | None = None
+        self._count = 0
+
+    def tick(self) -> None:
+        """A token has come, the end-of-sequence token included."""
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+        self._count += 1
+
+    def completion(self, finish_reason: FinishReason, cached_tokens: int) -> Completion:
+        return Completion(
+            text="".join(self.texts),
+            tokens=list(self.tokens),
+            finish_reason=finish_reason,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=len(self.tokens),
+            seed=self.seed,
+            stats=self._stats(cached_tokens),
+            logprobs=None if self.logprobs is None else tuple(self.logprobs),
+        )
+
+    def _stats(self, cached_tokens: int) -> Stats:
+        ttft = (self._first or self._last) - self._started
+        decode = self._last - (self._first or self._last)
+        return Stats(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=cached_tokens,
+            completion_tokens=len(self.tokens),
+            ttft_s=ttft,
+            prefill_tokens_per_s=(self.prompt_tokens - cached_tokens) / ttft if ttft else 0.0,
+            decode_tokens_per_s=(self._count - 1) / decode if decode else 0.0,
+            peak_memory_bytes=mx.get_peak_memory(),
+        )

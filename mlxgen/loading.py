@@ -1,0 +1,94 @@
+"""From a model's configuration to a decoder with weights, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+import mlx.core as mx
+
+from mlxgen.blueprint import Blueprint, find_blueprint
+from mlxgen.checkpoint import Checkpoint, PackageSource, open_checkpoint
+from mlxgen.checkpoint.load import load_weights, names_of
+from mlxgen.config import ModelConfig, PackageConfig, config_dirs
+from mlxgen.decoder import Decoder
+from mlxgen.errors import ConfigError, ModelError
+from mlxgen.passes.fuse_projections import fuse_projections
+
+_DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    decoder: Decoder
+    checkpoint: Checkpoint
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """End-of-sequence ids: the union of what config.json and generation_config.json name."""
+        ids: set[int] = set()
+        for config in (self.checkpoint.config, self.checkpoint.generation_config):
+            named = config.get("eos_token_id")
+            ids |= {named} if isinstance(named, int) else set(named or ())
+        return frozenset(ids)
+
+
+def load(
+    model: ModelConfig, architecture: Mapping[str, Any] | None = None, dirs: tuple[Path, ...] | None = None
+) -> LoadedModel:
+    """Open the checkpoint, find its blueprint, build the decoder, read the weights.
+
+    architecture: a composed blueprint to use instead of the one that the checkpoint's `model_type` names.
+    Raises ModelError or ConfigError, before memory is spent, for what does not fit together.
+    """
+    source = model.source if model.package is None else _package(model.package)
+    checkpoint = open_checkpoint(source, revision=model.revision)
+    folders = [folder / "architecture" for folder in dirs or config_dirs(None)]
+    if architecture and "decoder" in architecture:
+        blueprint = Blueprint(name="architecture", tree=architecture)
+    else:
+        blueprint = find_blueprint(checkpoint.config, folders)
+    try:
+        spec = blueprint.spec(checkpoint.config, names_of(checkpoint, blueprint.weights))
+    except ConfigError as error:  # it is the checkpoint's fault, not the user's
+        raise ModelError(f"{checkpoint.path}: {error}") from error
+    decoder = Decoder(spec)
+    dtype, dequantize = precision(model)
+    load_weights(
+        decoder,
+        checkpoint,
+        blueprint.weights,
+        dtype=dtype,
+        dequantize=dequantize,
+        finish=fuse_projections if model.fuse else lambda layer: None,
+    )
+    return LoadedModel(decoder=decoder.eval(), checkpoint=checkpoint)
+
+
+def precision(model: ModelConfig) -> tuple[mx.Dtype | None, bool]:
+    """(dtype of the weights, whether quantized ones are unpacked).
+
+    MLX's CPU backend is fast in float32 only: half precision and quantized products run in plain loops there.
+    """
+    on_cpu = mx.default_device().type == mx.cpu
+    dtype = _DTYPES.get(model.dtype) or (mx.float32 if on_cpu else None)
+    return dtype, on_cpu if model.dequantize == "auto" else bool(model.dequantize)
+
+
+def load_model(source: str | Path, dtype: str = "float32") -> Decoder:
+    """A decoder with weights: tokens [B, L] -> logits [B, L, V]. No tokenizer is needed.
+
+    source: a folder, a .gguf file or a hub id. dtype: float32, bfloat16, float16, or auto for the device's own.
+    """
+    if dtype not in (*_DTYPES, "auto"):
+        raise ConfigError(f"`dtype` must be one of {', '.join(_DTYPES)} or auto, but is {dtype!r}.")
+    return load(ModelConfig(source=str(source), dtype=dtype)).decoder  # type: ignore[arg-type]
+
+
+def _package(config: PackageConfig) -> PackageSource:
+    return PackageSource(
+        requirements=config.requirements, members=config.members, sha256=config.sha256, file=config.file
+    )

@@ -1,0 +1,216 @@
+"""The only module that knows all the parts: it assembles tokenizer, decoder, cache policy and sampler into one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+import mlx.core as mx
+
+from mlxgen.blueprint import DecoderSpec
+from mlxgen.build import build
+from mlxgen.completion import Answer, Chunk, Completion, FinishReason, TokenLogprob
+from mlxgen.config import Config, checked, compose, read_overrides
+from mlxgen.engine import Request, TextAssembler, Token, TokenSequence, generate
+from mlxgen.errors import ConfigError, RequestError, did_you_mean
+from mlxgen.loading import load
+from mlxgen.protocols import Message, Tokenizer
+from mlxgen.sampler import Effective, Sampler, effective, known_stages, logprobs, sample
+from mlxgen.schema import parse
+from mlxgen.tokenizer import open_tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Message]
+_PER_REQUEST = (
+    "system", "prefill", "raw", "max_tokens", "stop", "seed", "logprobs", "top_logprobs", "prefill_chunk",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One request: the run's configuration with the request's own values in it."""
+
+    config: Config
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Pipeline:
+    """One model with its tokenizer, cache policy and sampler, ready to generate. Build it with `mlxgen.load`."""
+
+    def __init__(self, config: Config):
+        """Load what `config` names. Raises MlxgenError with exit code 2, 3 or 4."""
+        self.config = config
+        self._policy = build(config.cache, "cache", config.trust)
+        self._generation_config: Mapping[str, Any] = {}
+        self._eos_ids: frozenset[int] = frozenset()
+        self._vocab_size: int | None = None
+        self.sampler(Settings(config=config))  # a wrong setting must not wait for the weights
+        loaded = load(config.model, config.architecture, config.config_dirs)
+        self.decoder = loaded.decoder
+        self.tokenizer: Tokenizer = open_tokenizer(loaded.checkpoint, config.tokenizer)
+        self._generation_config = {**loaded.checkpoint.generation_config, **config.model.sampling}
+        self._eos_ids = loaded.eos_ids | self.tokenizer.eos_ids
+        self._vocab_size = self.spec.vocab_size
+        self.new_sequence()  # a policy that can't serve this model says so now
+
+    @property
+    def spec(self) -> DecoderSpec:
+        return self.decoder.spec
+
+    def generate(self, prompt: Prompt | None = None, **overrides: Any) -> Completion:
+        """Answer a text, a conversation (a list of messages), or a list of token ids.
+
+        overrides: `system`, `prefill`, `raw`, `max_tokens`, `stop`, `seed`, `logprobs`, `top_logprobs`, `tools`,
+        `template_args`, and any sampler value (`temperature=0.7`, `top_p=0.9`).
+        Raises ConfigError for these, RequestError for a prompt that is empty or longer than the model's context.
+        """
+        *_, last = self.stream(prompt, **overrides)
+        assert last.completion is not None
+        return last.completion
+
+    def stream(self, prompt: Prompt | None = None, **overrides: Any) -> Iterator[Chunk]:
+        """Like `generate`, piece by piece. The last chunk holds the completion."""
+        settings = self.settings(**overrides)
+        ids = self.encode(self.config.prompt if prompt is None else prompt, settings)
+        return self.answer(ids, settings, self.new_sequence())
+
+    def chat(self, **overrides: Any) -> Any:
+        """A mlxgen.conversation.Conversation: call it with what the user says; it keeps its cache."""
+        from mlxgen.conversation import Conversation
+
+        return Conversation(self, self.settings(**overrides))
+
+    def new_sequence(self) -> TokenSequence:
+        """Empty caches by this pipeline's policy."""
+        return TokenSequence(lambda: self._policy(self.spec))
+
+    def settings(self, **overrides: Any) -> Settings:
+        """Sort a request's values: root keys, template, and what belongs to the sampler. Raises ConfigError."""
+        own = {k: overrides.pop(k) for k in _PER_REQUEST if k in overrides}
+        tools, template_args = overrides.pop("tools", None), overrides.pop("template_args", {})
+        for key in overrides:
+            if key not in known_stages() and key != "order":
+                known = [*_PER_REQUEST, *known_stages()]
+                raise ConfigError(f"`{key}` is not a key of a request.{did_you_mean(key, known)}")
+        config = replace(self.config, **{k: v for k, v in own.items() if v is not None})
+        config = parse(Config, {f: getattr(config, f) for f in config.__dataclass_fields__}, "")
+        return Settings(config=config, sampling=overrides, tools=tools, template_args=template_args)
+
+    def encode(self, prompt: Prompt | None, settings: Settings) -> list[int]:
+        """The token ids that the model sees for a text, a conversation or token ids."""
+        config = settings.config
+        if prompt is None or len(prompt) == 0:
+            raise RequestError("`prompt` must not be empty; give prompt='...' or pipe a text in.")
+        if not isinstance(prompt, str) and isinstance(prompt[0], int):
+            return self._check_ids(prompt)
+        if isinstance(prompt, str):
+            if config.raw or not self.tokenizer.has_chat_template:
+                return self.tokenizer.encode(prompt + (config.prefill or ""))
+            messages: list[Message] = [{"role": "user", "content": prompt}]
+        else:
+            messages = list(prompt)  # type: ignore[arg-type]
+        if config.system is not None and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": config.system})
+        if config.prefill is not None:
+            messages.append({"role": "assistant", "content": config.prefill})
+        return self.tokenizer.encode_chat(
+            messages, tools=settings.tools, continue_final=config.prefill is not None, **settings.template_args
+        )
+
+    def effective_sampling(self, settings: Settings) -> Effective:
+        """The sampler values in force, and where each comes from."""
+        user = dict(settings.config.sampler)
+        from_model = self._generation_config if user.pop("model_defaults", False) else {}
+        return effective(settings.sampling, user, from_model)
+
+    def sampler(self, settings: Settings) -> Sampler:
+        """The chain of stages for a request. Raises ConfigError for values out of range."""
+        return Sampler.from_config(
+            {**self.effective_sampling(settings).values, "seed": settings.config.seed},
+            vocab_size=self._vocab_size,
+            eos_ids=sorted(self._eos_ids),
+            build=lambda node, path: build(node, path, self.config.trust),
+        )
+
+    def answer(self, ids: Sequence[int], settings: Settings, sequence: TokenSequence) -> Iterator[Chunk]:
+        """Generate from token ids, on caches that may hold a beginning of them already."""
+        config, sampler = settings.config, self.sampler(settings)
+        state = sampler.start(ids, config.seed)
+        request = self._engine_request(ids, config)
+        want_logprobs = request.top_logprobs >= 0
+
+        def pick(logits: mx.array) -> tuple[mx.array, Any]:
+            nonlocal state
+            tokens, (state,) = sample(logits, [sampler], [state])
+            return tokens, logprobs(logits, tokens, request.top_logprobs) if want_logprobs else None
+
+        stop = (config.stop,) if isinstance(config.stop, str) else config.stop or ()
+        assembler = TextAssembler(self.tokenizer.stream(), stop)
+        answer = Answer(len(ids), state.seed, want_logprobs)
+        shared = sequence.shared(ids)
+        reason: FinishReason = "length"
+        tokens = generate(self.decoder, sequence, request, pick)
+        try:
+            for token in tokens:
+                answer.tick()
+                if token.ends:
+                    reason = "stop"
+                    break
+                text = assembler.push(token.id)
+                yield self._chunk(answer, token, text)
+                if assembler.stopped:
+                    reason = "stop"
+                    break
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        finally:
+            tokens.close()  # type: ignore[attr-defined]
+        rest = assembler.finish()
+        answer.texts.append(rest)
+        yield Chunk(text=rest, finish_reason=reason, completion=answer.completion(reason, shared))
+
+    def _chunk(self, answer: Answer, token: Token, text: str) -> Chunk:
+        answer.tokens.append(token.id)
+        answer.texts.append(text)
+        if token.logprob is None or answer.logprobs is None:
+            return Chunk(text=text, tokens=(token.id,))
+        piece = self.tokenizer.piece
+        top = tuple((i, piece(i), value) for i, value in token.top_logprobs)
+        entry = TokenLogprob(token=token.id, piece=piece(token.id), logprob=token.logprob, top=top)
+        answer.logprobs.append(entry)
+        return Chunk(text=text, tokens=(token.id,), logprobs=(entry,))
+
+    def _engine_request(self, ids: Sequence[int], config: Config) -> Request:
+        context, room = self.spec.context, config.max_tokens
+        if context is not None:
+            if len(ids) > context:
+                raise RequestError(
+                    f"`prompt` must fit into the model's context of {context} tokens, but has {len(ids)}; shorten it."
+                )
+            room = min(room, context - len(ids))
+        wanted = config.logprobs or config.top_logprobs > 0
+        return Request(
+            prompt=tuple(ids),
+            max_tokens=room,
+            eos_ids=self._eos_ids,
+            top_logprobs=min(config.top_logprobs, self.spec.vocab_size) if wanted else -1,
+            prefill_chunk=config.prefill_chunk,
+        )
+
+    def _check_ids(self, ids: Sequence[Any]) -> list[int]:
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < self.spec.vocab_size:
+                raise RequestError(
+                    f"`prompt` must hold token ids from 0 to {self.spec.vocab_size - 1}, but has {token!r}."
+                )
+        return list(ids)
+
+
+def load_pipeline(*overrides: str, trust: Sequence[str] = ()) -> Pipeline:
+    """Compose the overrides, as on the command line, and load what they name."""
+    read = read_overrides(list(overrides))
+    read = replace(read, trust=(*read.trust, *trust))
+    return Pipeline(checked(read, compose(read)))

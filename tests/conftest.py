@@ -1,0 +1,14 @@
+"""What all tests share."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "parity"))
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path_factory, monkeypatch):
+    """Nothing a test does may touch, or depend on, the user's own configuration."""
+    monkeypatch.delenv("MLXGEN_CONFIG_DIR", raising=False)
