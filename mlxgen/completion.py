@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import mlx.core as mx
+from mlxgen.device import peak_memory_bytes
 
 FinishReason = Literal["stop", "length", "interrupted"]
 
@@ -114,5 +114,5 @@ class Answer:
             ttft_s=ttft,
             prefill_tokens_per_s=(self.prompt_tokens - cached_tokens) / ttft if ttft else 0.0,
             decode_tokens_per_s=(self._count - 1) / decode if decode else 0.0,
-            peak_memory_bytes=mx.get_peak_memory(),
+            peak_memory_bytes=peak_memory_bytes(),
         )

@@ -14,6 +14,8 @@ import os
 import sys
 
 _SWITCH = "MLXGEN_BLAS"
+# MKL then gives the same bits on every run on one machine, whatever the alignment of the buffers (mkl_types.h).
+_MKL_CBWR_AUTO_STRICT = 2 | 0x10000
 
 
 def _candidates() -> list[str]:
@@ -27,15 +29,22 @@ def load_fast_blas() -> str | None:
     choice = os.environ.get(_SWITCH, "auto")
     if sys.platform != "linux" or choice == "off" or "mlx.core" in sys.modules:
         return None
-    # Same bits on every run of one machine, whatever the alignment of the buffers.
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     for path in _candidates() if choice == "auto" else [choice]:
         try:
-            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-            return path
+            library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
         except OSError:
             continue
+        if "mkl" in path:
+            library.MKL_CBWR_Set(_MKL_CBWR_AUTO_STRICT)
+        return path
     return None
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that MLX has held at once in this process."""
+    import mlx.core as mx
+
+    return mx.get_peak_memory()
 
 
 BLAS = load_fast_blas()

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+
+# isort: split
 import mlx.core as mx
 
 from mlxgen.blueprint import Blueprint, find_blueprint
 from mlxgen.checkpoint import Checkpoint, PackageSource, open_checkpoint
 from mlxgen.checkpoint.load import load_weights, names_of
-from mlxgen.config import ModelConfig, PackageConfig, config_dirs
+from mlxgen.config import ModelConfig, TokenizerConfig, config_dirs
 from mlxgen.decoder import Decoder
 from mlxgen.errors import ConfigError, ModelError
 from mlxgen.passes.fuse_projections import fuse_projections
+from mlxgen.protocols import Tokenizer
+from mlxgen.tokenizer import ByteTokenizer, NoTokenizer, from_gguf, load_tokenizer
 
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -44,8 +48,7 @@ def load(
     architecture: a composed blueprint to use instead of the one that the checkpoint's `model_type` names.
     Raises ModelError or ConfigError, before memory is spent, for what does not fit together.
     """
-    source = model.source if model.package is None else _package(model.package)
-    checkpoint = open_checkpoint(source, revision=model.revision)
+    checkpoint = open_source(model)
     folders = [folder / "architecture" for folder in dirs or config_dirs(None)]
     if architecture and "decoder" in architecture:
         blueprint = Blueprint(name="architecture", tree=architecture)
@@ -68,6 +71,16 @@ def load(
     return LoadedModel(decoder=decoder.eval(), checkpoint=checkpoint)
 
 
+def open_source(model: ModelConfig) -> Checkpoint:
+    """The checkpoint that the configuration names, fetched if it is not here; no tensor is read."""
+    if model.package is None:
+        return open_checkpoint(model.source, revision=model.revision)
+    p = model.package
+    return open_checkpoint(
+        PackageSource(requirements=p.requirements, members=p.members, sha256=p.sha256, file=p.file)
+    )
+
+
 def precision(model: ModelConfig) -> tuple[mx.Dtype | None, bool]:
     """(dtype of the weights, whether quantized ones are unpacked).
 
@@ -88,7 +101,20 @@ def load_model(source: str | Path, dtype: str = "float32") -> Decoder:
     return load(ModelConfig(source=str(source), dtype=dtype)).decoder  # type: ignore[arg-type]
 
 
-def _package(config: PackageConfig) -> PackageSource:
-    return PackageSource(
-        requirements=config.requirements, members=config.members, sha256=config.sha256, file=config.file
-    )
+def open_tokenizer(checkpoint: Checkpoint, config: TokenizerConfig) -> Tokenizer:
+    """The tokenizer that the configuration asks for: the checkpoint's own, bytes, or none."""
+    options: dict[str, Any] = {
+        "chat_template": config.chat_template,
+        "template_args": config.template_args,
+        "fold_system": config.fold_system,
+    }
+    if config.kind == "none":
+        return NoTokenizer()
+    if config.kind == "bytes":
+        return ByteTokenizer()
+    if checkpoint.gguf_metadata is not None:
+        return from_gguf(checkpoint.gguf_metadata, **options)
+    folder = checkpoint.tokenizer_folder
+    if folder is None:
+        raise ModelError(f"{checkpoint.path} has no tokenizer; use tokenizer=none with token ids, or tokenizer=bytes.")
+    return load_tokenizer(folder, **options)

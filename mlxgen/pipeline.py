@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+
+# isort: split
 import mlx.core as mx
 
 from mlxgen.blueprint import DecoderSpec
@@ -15,11 +17,10 @@ from mlxgen.completion import Answer, Chunk, Completion, FinishReason, TokenLogp
 from mlxgen.config import Config, checked, compose, read_overrides
 from mlxgen.engine import Request, TextAssembler, Token, TokenSequence, generate
 from mlxgen.errors import ConfigError, RequestError, did_you_mean
-from mlxgen.loading import load
+from mlxgen.loading import load, open_tokenizer
 from mlxgen.protocols import Message, Tokenizer
 from mlxgen.sampler import Effective, Sampler, effective, known_stages, logprobs, sample
 from mlxgen.schema import parse
-from mlxgen.tokenizer import open_tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Message]
 _PER_REQUEST = (
@@ -128,8 +129,11 @@ class Pipeline:
 
     def sampler(self, settings: Settings) -> Sampler:
         """The chain of stages for a request. Raises ConfigError for values out of range."""
+        values = self.effective_sampling(settings).values
+        if settings.config.seed is not None:
+            values["seed"] = settings.config.seed
         return Sampler.from_config(
-            {**self.effective_sampling(settings).values, "seed": settings.config.seed},
+            values,
             vocab_size=self._vocab_size,
             eos_ids=sorted(self._eos_ids),
             build=lambda node, path: build(node, path, self.config.trust),
@@ -138,7 +142,7 @@ class Pipeline:
     def answer(self, ids: Sequence[int], settings: Settings, sequence: TokenSequence) -> Iterator[Chunk]:
         """Generate from token ids, on caches that may hold a beginning of them already."""
         config, sampler = settings.config, self.sampler(settings)
-        state = sampler.start(ids, config.seed)
+        state = sampler.start(ids)
         request = self._engine_request(ids, config)
         want_logprobs = request.top_logprobs >= 0
 

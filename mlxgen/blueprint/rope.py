@@ -20,7 +20,6 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
-    "factors": ("factors",),
 }
 _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 
@@ -50,7 +49,7 @@ class RopeSpec:
             raise ConfigError(f"`rope.kind` must be one of {known}, but is {self.kind!r}.{hint}")
         for key in _NEEDED[self.kind]:
             require(self.settings.get(key) is not None, f"rope.{key}", f"given for {self.kind} rope", None)
-        for key in ("short_factor", "long_factor", "factors"):
+        for key in ("short_factor", "long_factor"):
             if key in _NEEDED[self.kind]:
                 rule = f"a list of {self.dims // 2} numbers"
                 require(len(self.settings[key]) == self.dims // 2, f"rope.{key}", rule, self.settings[key])
@@ -74,7 +73,9 @@ class RopeSpec:
     @property
     def changes_at(self) -> int | None:
         """Sequences longer than this are rotated by other frequencies, for all their positions."""
-        return self.original_context if self.kind == "longrope" else None
+        if self.kind != "longrope" or self.settings["short_factor"] == self.settings["long_factor"]:
+            return None
+        return self.original_context
 
     def frequencies(self, length: int = 0) -> tuple[list[float], float]:
         """(inv_freq [dims/2], factor of the rotated elements) for a sequence of `length` tokens."""
@@ -101,11 +102,6 @@ def _default(rope: RopeSpec, length: int) -> tuple[list[float], float]:
 def _linear(rope: RopeSpec, length: int) -> tuple[list[float], float]:
     """Position interpolation, arXiv:2306.15595."""
     return [f / rope._factor() for f in rope._plain()], 1.0
-
-
-def _factors(rope: RopeSpec, length: int) -> tuple[list[float], float]:
-    """Frequencies divided by factors that the checkpoint lists (GGUF's rope_freqs)."""
-    return [f / s for f, s in zip(rope._plain(), rope.settings["factors"], strict=True)], 1.0
 
 
 def _dynamic(rope: RopeSpec, length: int) -> tuple[list[float], float]:
@@ -179,5 +175,4 @@ _KINDS: dict[str, Callable[[RopeSpec, int], tuple[list[float], float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
-    "factors": _factors,
 }

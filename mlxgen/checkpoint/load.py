@@ -156,17 +156,17 @@ def _fill(
         parts = name.split(".")
         layer = int(parts[1]) if parts[0] == "layers" else None
         groups.setdefault(layer, {})[name if layer is None else ".".join(parts[2:])] = tensor
-    layers = decoder.layers
-    for layer, group in groups.items():
-        module = decoder if layer is None else layers[layer]
-        module.update(tree_unflatten([(n, _converted(n, t.load(), dtype)) for n, t in group.items()]))
+    # The largest tensors, embedding and head, come first: what unpacking them takes is free again for the layers.
+    for layer in sorted(groups, key=lambda layer: -1 if layer is None else layer):
+        module = decoder if layer is None else decoder.layers[layer]
+        arrays = {name: _converted(tensor.load(), dtype) for name, tensor in groups[layer].items()}
+        module.update(tree_unflatten(list(arrays.items())))
         if layer is not None:
             finish(module)
-            mx.eval(module.parameters())
-    mx.eval(decoder.parameters())
+        mx.eval(list(arrays.values()) if layer is None else module.parameters())
 
 
-def _converted(name: str, value: mx.array, dtype: mx.Dtype | None) -> mx.array:
+def _converted(value: mx.array, dtype: mx.Dtype | None) -> mx.array:
     floating = mx.issubdtype(value.dtype, mx.floating)
     return value.astype(dtype) if dtype is not None and floating else value
 

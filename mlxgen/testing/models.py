@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+
+# isort: split
 import mlx.core as mx
 from mlx.utils import tree_map
 
