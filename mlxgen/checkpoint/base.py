@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ class TensorInfo:
     file: Path
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
     """A model's files, opened but not read.
 
@@ -50,13 +50,13 @@ class Checkpoint:
     """
 
     path: Path
-    config: Mapping[str, Any]
-    generation_config: Mapping[str, Any]
-    quantization: Mapping[str, Any] | None
-    tensors: Mapping[str, TensorInfo]
-    reader: Callable[[TensorInfo], mx.array]
+    config: Mapping[str, Any] = field(repr=False)
+    generation_config: Mapping[str, Any] = field(repr=False)
+    quantization: Mapping[str, Any] | None = field(repr=False)
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    reader: Callable[[TensorInfo], mx.array] = field(repr=False)
     tokenizer_folder: Path | None
-    gguf_metadata: Mapping[str, Any] | None
+    gguf_metadata: Mapping[str, Any] | None = field(repr=False)
     baked: frozenset[str] = frozenset()
 
     def names(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ import mmap
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ class GgufFile:
     """Metadata of the first file, tensors of all parts of a split set."""
 
     path: Path
-    metadata: dict[str, Any]
-    tensors: dict[str, GgufTensor]
+    metadata: dict[str, Any] = field(repr=False)
+    tensors: dict[str, GgufTensor] = field(repr=False)
 
 
 def read_gguf(path: Path) -> GgufFile:

@@ -61,7 +61,6 @@ KEYS: dict[str, str] = {
     "attention.sliding_window": "sliding_window",
     "attention.clamp_kqv": "clip_qkv",
     "rope.freq_base": "rope_theta",
-    "rope.freq_base_swa": "rope_local_base_freq",
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -150,7 +149,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3": Family(
         model_type="gemma3_text", constants={**_GELU, "rope_local_base_freq": 10000.0}, norm_offset=True,
-        full_attention_every=6, wide_scale_layers=62,
+        full_attention_every=6, wide_scale_layers=62, keys={"rope.freq_base_swa": "rope_local_base_freq"},
         names={**_POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"},
     ),
     "phi3": Family(

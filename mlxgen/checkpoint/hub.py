@@ -36,8 +36,8 @@ def fetch_repository(
     config = _cached(repo, "config.json", revision, cache_dir)
     if config is not None and _complete(config.parent):
         return config.parent
-    arguments = {"allow_patterns": _WANTED, "ignore_patterns": _UNWANTED, "tqdm_class": _bar(repo, progress)}
-    folder = Path(_call(snapshot_download, repo, revision, cache_dir, **arguments))
+    arguments = {"allow_patterns": _WANTED, "ignore_patterns": _UNWANTED}
+    folder = Path(_call(snapshot_download, repo, revision, cache_dir, **arguments, **_bar(repo, progress)))
     if not (folder / "config.json").exists():
         raise ModelError(
             f"`{repo}` has no config.json. If it has GGUF files, name one of them: `{repo}/<file>.gguf`."
@@ -55,14 +55,8 @@ def fetch_file(
     for part in split_names(name):
         part = f"{folder}/{part}" if folder else part
         if _cached(repo, part, revision, cache_dir) is None:
-            _call(
-                hf_hub_download,
-                repo,
-                revision,
-                cache_dir,
-                filename=part,
-                tqdm_class=_bar(f"{repo}/{part}", progress),
-            )
+            bar = _bar(f"{repo}/{part}", progress)
+            _call(hf_hub_download, repo, revision, cache_dir, filename=part, **bar)
     path = _cached(repo, file, revision, cache_dir)
     if path is None:
         raise DownloadError(
@@ -129,10 +123,10 @@ def _reason(error: Exception, file: str | None) -> str:
     return f"could not be fetched: {str(error).splitlines()[0] if str(error) else type(error).__name__}."
 
 
-def _bar(label: str, progress: Progress | None) -> Any:
-    """A tqdm class that reports to `progress` instead of drawing; None lets the hub draw on stderr."""
+def _bar(label: str, progress: Progress | None) -> dict[str, Any]:
+    """The argument that makes the hub report to `progress`; nothing, and it draws on stderr."""
     if progress is None:
-        return None
+        return {}
     from tqdm import tqdm
 
     class Bar(tqdm):
@@ -143,4 +137,4 @@ def _bar(label: str, progress: Progress | None) -> Any:
             if self.unit == "B":
                 progress(f"Fetching {label}", int(self.n), int(self.total) if self.total else None)
 
-    return Bar
+    return {"tqdm_class": Bar}

@@ -342,6 +342,8 @@ def test_gemma3(tmp_path: Path) -> None:
     assert config["hidden_activation"] == "gelu_pytorch_tanh"
     assert config["tie_word_embeddings"] is True
     assert config["layer_types"] == [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
+    config = opened(tmp_path, "gemma3", {".rope.freq_base_swa": 20000.0}).config
+    assert config["rope_local_base_freq"] == 20000.0
 
 
 def test_gemma2(tmp_path: Path) -> None:

