@@ -222,3 +222,21 @@ def test_tiny_model_equals_the_reference_decoder(tmp_path: Path) -> None:
         elif array.ndim > 1:
             assert quantization[stem] is False
         np.testing.assert_array_equal(np.array(array), expected)
+
+
+@pytest.mark.parametrize("kind", [TYPE.Q8_0, TYPE.Q4_K, TYPE.Q6_K, TYPE.F16], ids=lambda kind: kind.name)
+def test_decoding_needs_no_second_copy(tmp_path: Path, kind: GGMLQuantizationType) -> None:
+    rng = np.random.default_rng(0)
+    raw = random_blocks(rng, kind, 4096, 512) if kind in HALVES else np.zeros((4096, 512), dtype="<f2")
+    tensor = tensor_of(tmp_path / "f", raw, kind, 4096, 512)
+    mx.clear_cache()
+    start = mx.get_active_memory()
+    mx.reset_peak_memory()
+    held = [read_part(tensor, part) for part in layout(tensor)]
+    mx.eval(held)
+    assert mx.get_peak_memory() - start < 1.01 * sum(array.nbytes for array in held) + 10_000
+
+
+def test_a_checkpoint_prints_short(tmp_path: Path) -> None:
+    """Not with its vocabulary, as in a traceback that shows variables."""
+    assert len(repr(open_checkpoint(write_gguf(tmp_path / "m.gguf", "llama", TINY, tiny_tensors())))) < 500
