@@ -102,7 +102,8 @@ def build_chain(
     path: str,
 ) -> tuple[Stage, ...]:
     """The stages in use, checked and in order. Raises ConfigError with the key path."""
-    chosen = {k: v for k, v in {**BUILT_IN, **mapping}.items() if k not in _OTHER_KEYS and not _is_empty(v)}
+    said = {k: v for k, v in mapping.items() if k not in _OTHER_KEYS and not _is_empty(v)}
+    chosen = {**BUILT_IN, **said}
     built = {name: _build_stage(name, value, build, join(path, name)) for name, value in chosen.items()}
     if vocab_size is not None:
         for name, stage in built.items():

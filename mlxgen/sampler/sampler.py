@@ -90,7 +90,8 @@ class Sampler:
     @property
     def unused(self) -> tuple[str, ...]:
         """The stages that were asked for, but have no effect as the temperature is 0."""
-        return tuple(stage.name for stage in self.stages if stage not in self.chain and not stage.greedy)
+        unused = (stage for stage in self.stages if stage not in self.chain and not stage.greedy)
+        return tuple(stage.name or type(stage).__name__ for stage in unused)
 
     @cached_property
     def needs_history(self) -> bool:

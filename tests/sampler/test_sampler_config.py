@@ -165,6 +165,12 @@ def test_a_number_sets_the_main_field_and_null_is_not_given():
     assert names({"temperature": 1, "xtc": None, "dry": {"multiplier": None, "base": None}}) == []
 
 
+def test_without_a_temperature_it_is_greedy():
+    assert Sampler.from_config({}).greedy
+    assert Sampler.from_config({"temperature": None, "top_p": 0.9}).greedy
+    assert Sampler.from_config(composed("auto")).greedy
+
+
 def test_a_stage_from_outside_runs_before_the_temperature_unless_ordered():
     def build(node, path):
         assert path == "sampler.mine"

@@ -43,8 +43,8 @@ class Xtc(Stage):
     def __call__(self, logits: mx.array, context: Context) -> mx.array:
         mass = weights(logits)
         top_choices = (mass >= self.threshold * row_sum(mass)) & (mass > 0)
-        least = mx.where(top_choices, mass, mx.inf).min(axis=-1, keepdims=True)
-        out = (mass > least) & (context.uniform("xtc") < self.probability)
+        least = mx.where(top_choices, logits, mx.inf).min(axis=-1, keepdims=True)
+        out = (logits > least) & (context.uniform("xtc") < self.probability)
         if stay := [token for token in (*context.eos_ids, *self.keep) if token < logits.shape[-1]]:
             out[:, mx.array(stay)] = False
         return mx.where(out, -mx.inf, logits)
