@@ -53,9 +53,8 @@ def tiny_sentencepiece(
         bos_id=1,
         eos_id=2,
     )
-    return FastTokenizer(
-        build(model), SpecialTokens(names=_NAMES, add_bos=add_bos), chat=_chat(chat_template)
-    )
+    special = SpecialTokens(names=_NAMES | {"unk_token": "<unk>"}, add_bos=add_bos)
+    return FastTokenizer(build(model), special, chat=_chat(chat_template))
 
 
 # Frequent first. Single characters last, as a trainer leaves them.

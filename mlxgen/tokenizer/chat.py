@@ -25,6 +25,9 @@ CHATML = (
 # inside the turn where a vocabulary also has `<|return|>`.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end_of_turn|>", "<|end|>")
 
+# What APIs call the hidden part of an answer. Templates read the first, gpt-oss's the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
 
 class ChatFormat:
     """A checkpoint's templates, compiled when first used."""
@@ -111,7 +114,11 @@ def _turns(
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(f"`messages[{number}]` must be an object with a role, but is {message!r:.80}.")
-        turn = {str(key): plain(value, mark) for key, value in message.items() if key != "content"}
+        role = message["role"] if message["role"].isalpha() else mark(message["role"])
+        others = {str(key): value for key, value in message.items() if key not in ("role", "content")}
+        turn = {"role": role} | {key: plain(value, mark) for key, value in others.items()}
+        if reasoning := next((turn[name] for name in _REASONING if turn.get(name)), None):
+            turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
         turns.append(turn | {"content": mark(_text(message.get("content"), number))})
     if not turns:
         raise RequestError("`messages` must have at least one message, but is empty.")

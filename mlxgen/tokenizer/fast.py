@@ -64,7 +64,8 @@ class FastTokenizer:
         self.bos_id = self._id_of("bos_token")
         self.eos_ids = frozenset(self._find_eos())
         self.prefix_ids, self.suffix_ids = self._find_surroundings()
-        self._guard = ControlGuard(backend, self._control)
+        unknown = special.names.get("unk_token") or getattr(backend.model, "unk_token", None)
+        self._guard = ControlGuard(backend, self._control, unknown)
 
     # -- what the vocabulary says
 

@@ -31,10 +31,11 @@ def random_digits() -> str:
 
 
 class ControlGuard:
-    def __init__(self, backend: Backend, control: Mapping[int, str]) -> None:
-        """`control`: id -> text of every control token."""
+    def __init__(self, backend: Backend, control: Mapping[int, str], unknown: str | None = None) -> None:
+        """`control`: id -> text of every control token. `unknown`: the one that also stands for text."""
         self._backend = backend
-        self._ids = frozenset(control)
+        self._unknown = unknown
+        self._ids = frozenset(number for number, text in control.items() if text != unknown)
         self._texts = frozenset(text for text in control.values() if len(text) > 1)
         self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
         self._first = _any_of({text[0] for text in self._texts})
@@ -81,7 +82,10 @@ class ControlGuard:
     def encode_text(self, text: str) -> list[int]:
         """All of `text` as ordinary text."""
         ids = self._backend.encode(text, add_special_tokens=False).ids
-        return ids if self._ids.isdisjoint(ids) else self._encode_with_twin(text, [])
+        spelled = self._unknown is not None and self._unknown in text
+        if self._ids.isdisjoint(ids) and not spelled:
+            return ids
+        return self._encode_with_twin(text, [])
 
     def encode_marked(self, marked: str) -> list[int]:
         """Rendered text: whole control tokens as such, broken ones as text."""

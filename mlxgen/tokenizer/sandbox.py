@@ -30,14 +30,14 @@ MAX_CHARS = 1 << 24  # of one value, and of all output together; a million token
 MAX_WIDTH = 10_000  # of padding and indentation
 MAX_DIGITS = 10_000
 
-# What these can return is not bounded by the size of what they are given.
-_GROWING = {"center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "replace", "rjust"}
-_GROWING |= {"tojson", "translate", "truncate", "urlencode", "wordwrap", "zfill"}
-_WRITING = {"capitalize", "e", "escape", "list", "lower", "safe", "sort", "string", "sum", "title"}
-_WRITING |= {"trim", "upper"}
+# The result, or the time, of these can be the product of the sizes of what they are given.
+_GROWING = {"center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "lstrip", "replace"}
+_GROWING |= {"rjust", "round", "rstrip", "strip", "tojson", "trim", "truncate", "urlencode", "zfill"}
+_WRITING = {"capitalize", "e", "escape", "list", "lower", "safe", "sort", "string", "title", "upper"}
 _LAZY = {"first", "map", "reject", "rejectattr", "select", "selectattr"}
 # Random, slow, or of no use in plain text.
-_UNWANTED = ("forceescape", "pprint", "random", "striptags", "urlize", "xmlattr")
+_UNWANTED = ("forceescape", "pprint", "random", "striptags", "sum", "urlize", "wordwrap", "xmlattr")
+_UNWANTED_METHODS = {"encode", "maketrans", "to_bytes", "translate"}
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(?:\d{5}|\*)|:[^{}]*(?:\d{5}|\{)")
 
 
@@ -285,6 +285,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _check_format(self, layout: Any) -> None:
         if isinstance(layout, str) and _WIDE_FORMAT.search(layout):
             _too_much("width")
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _UNWANTED_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:  # type: ignore[override]
         """jinja2 lets a template print an unsafe attribute as nothing; say so instead."""
