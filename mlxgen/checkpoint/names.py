@@ -12,12 +12,14 @@ Parts = tuple[str, ...]
 
 
 class NameMap:
-    """A reversible table: `ours(name)` and `theirs(name)`."""
+    """A reversible table: `ours(name)` and `theirs(name)`. `aliases` are other names that are understood, not written."""
 
-    def __init__(self, rules: Mapping[str, str]):
-        table = [(tuple(theirs.split(".")), tuple(ours.split("."))) for theirs, ours in rules.items()]
-        self._forward = _Table(table)
-        self._backward = _Table([(ours, theirs) for theirs, ours in table])
+    def __init__(self, rules: Mapping[str, str], aliases: Mapping[str, str] | None = None):
+        def table(names: Mapping[str, str]) -> list[tuple[Parts, Parts]]:
+            return [(tuple(theirs.split(".")), tuple(ours.split("."))) for theirs, ours in names.items()]
+
+        self._forward = _Table(table({**(aliases or {}), **rules}))
+        self._backward = _Table([(ours, theirs) for theirs, ours in table(rules)])
 
     def ours(self, name: str) -> str:
         return self._forward.replace(name)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from mlxgen.errors import ConfigError, WeightsError
+from mlxgen.schema import parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,90 +27,140 @@ class Tensor:
 
 Tensors = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
+Arrays = dict[str, mx.array]
 
 
-def apply_ops(ops: Mapping[str, Mapping[str, Any]], tensors: Tensors, shapes: Shapes, done: frozenset[str]) -> Tensors:
-    """Run a blueprint's `weights.ops` in their order; those labelled in `done` the checkpoint has been through already.
+class Op(Protocol):
+    """One operation, both ways: `load` when a checkpoint is read, `save` when one is written."""
 
-    `shapes` are the shapes of the decoder's parameters before quantization.
-    """
-    for label, node in ops.items():
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors: ...
+
+    def save(self, arrays: Arrays) -> Arrays: ...
+
+
+def build_ops(nodes: Mapping[str, Mapping[str, Any]], done: frozenset[str] = frozenset()) -> list[Op]:
+    """A blueprint's `weights.ops` in their order, without those labelled in `done`."""
+    ops = []
+    for label, node in nodes.items():
         arguments = dict(node)
-        name = arguments.pop("op", None)
-        if name not in _OPS:
-            raise ConfigError(f"`weights.ops.{label}.op` must be one of {', '.join(_OPS)}, but is {name!r}.")
+        kind = _OPS.get(arguments.pop("op", None))
+        if kind is None:
+            raise ConfigError(f"`weights.ops.{label}.op` must be one of {', '.join(_OPS)}, but is {node.get('op')!r}.")
         if label not in done:
-            tensors = _OPS[name](tensors, shapes, **arguments)
-    return tensors
+            ops.append(parse(kind, arguments, f"weights.ops.{label}"))
+    return ops
 
 
-def _split(tensors: Tensors, shapes: Shapes, *, into: list[str], **rest: str) -> Tensors:
-    """Rows of one fused projection become several: [a + b + c, in] -> [a, in], [b, in], [c, in].
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Rows of one fused projection become several: `source` [a + b + c, in] -> `into` [a, in], [b, in], [c, in].
 
     Packed weights, scales and biases of a quantized module are split along the same axis, without loss.
     """
-    source = rest["from"]
-    out: Tensors = {}
-    for name, tensor in tensors.items():
-        before, found, suffix = name.partition(f".{source}.")
-        if not found:
-            out[name] = tensor
-            continue
-        targets = [f"{before}.{part}" for part in into]
-        sizes = [shapes[f"{t}.weight"][0] for t in targets if f"{t}.weight" in shapes]
-        if len(sizes) != len(into) or sum(sizes) != tensor.shape[0]:
-            raise WeightsError(f"{name} must have {' + '.join(map(str, sizes))} rows, but has {tensor.shape[0]}.")
-        start = 0
-        for target, size in zip(targets, sizes, strict=True):
-            out[f"{target}.{suffix}"] = _rows(tensor, start, start + size)
-            start += size
-    return out
+
+    source: str
+    into: tuple[str, ...]
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        out: Tensors = {}
+        for name, tensor in tensors.items():
+            before, found, suffix = name.partition(f".{self.source}.")
+            if not found:
+                out[name] = tensor
+                continue
+            targets = [f"{before}.{part}" for part in self.into]
+            sizes = [shapes[f"{t}.weight"][0] for t in targets if f"{t}.weight" in shapes]
+            if len(sizes) != len(targets) or sum(sizes) != tensor.shape[0]:
+                raise WeightsError(f"{name} must have {' + '.join(map(str, sizes))} rows, but has {tensor.shape[0]}.")
+            start = 0
+            for target, size in zip(targets, sizes, strict=True):
+                out[f"{target}.{suffix}"] = _rows(tensor, start, start + size)
+                start += size
+        return out
+
+    def save(self, arrays: Arrays) -> Arrays:
+        out: Arrays = {}
+        for name, array in arrays.items():
+            before, found, suffix = name.partition(f".{self.into[0]}.")
+            parts = [f"{before}.{part}.{suffix}" for part in self.into]
+            if found and all(part in arrays for part in parts):
+                out[f"{before}.{self.source}.{suffix}"] = mx.concatenate([arrays[p] for p in parts])
+            elif not any(f".{part}." in name and self._is_part(name, part, arrays) for part in self.into[1:]):
+                out[name] = array
+        return out
+
+    def _is_part(self, name: str, part: str, arrays: Arrays) -> bool:
+        before, _, suffix = name.partition(f".{part}.")
+        return f"{before}.{self.into[0]}.{suffix}" in arrays
 
 
 def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     return replace(tensor, shape=(stop - start, *tensor.shape[1:]), load=lambda: tensor.load()[start:stop])
 
 
-def _stack(tensors: Tensors, shapes: Shapes, *, path: str, modules: list[str]) -> Tensors:
-    """One tensor per expert, `path.0.gate_proj.weight`, ... becomes one for all, `path.gate_proj.weight` [E, out, in]."""
-    pattern = re.compile(rf"^(.*\.)?{re.escape(path)}\.(\d+)\.({'|'.join(map(re.escape, modules))})\.(\w+)$")
-    out: Tensors = {}
-    groups: dict[str, dict[int, Tensor]] = {}
-    for name, tensor in tensors.items():
-        match = pattern.match(name)
-        if match is None:
-            out[name] = tensor
-            continue
-        before, expert, module, suffix = match.groups()
-        groups.setdefault(f"{before or ''}{path}.{module}.{suffix}", {})[int(expert)] = tensor
-    for name, experts in groups.items():
-        missing = sorted(set(range(len(experts))) - set(experts))
-        if missing:
-            raise WeightsError(f"{name}: expert {missing[0]} is missing from the checkpoint.")
-        parts = [experts[i] for i in range(len(experts))]
-        odd = next((i for i, p in enumerate(parts) if p.shape != parts[0].shape), None)
-        if odd is not None:
-            raise WeightsError(f"{name}: expert {odd} must have shape {parts[0].shape}, but has {parts[odd].shape}.")
-        out[name] = replace(parts[0], shape=(len(parts), *parts[0].shape), load=_stacked(parts))
-    return out
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A tensor for each expert, `path.0.gate_proj.weight`, becomes one for all, `path.gate_proj.weight` [E, out, in]."""
+
+    path: str
+    modules: tuple[str, ...]
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        choice = "|".join(map(re.escape, self.modules))
+        pattern = re.compile(rf"^(.*\.)?{re.escape(self.path)}\.(\d+)\.({choice})\.(\w+)$")
+        out: Tensors = {}
+        groups: dict[str, dict[int, Tensor]] = {}
+        for name, tensor in tensors.items():
+            match = pattern.match(name)
+            if match is None:
+                out[name] = tensor
+                continue
+            before, expert, module, suffix = match.groups()
+            groups.setdefault(f"{before or ''}{self.path}.{module}.{suffix}", {})[int(expert)] = tensor
+        return {**out, **{name: _stacked(name, experts) for name, experts in groups.items()}}
+
+    def save(self, arrays: Arrays) -> Arrays:
+        out: Arrays = {}
+        for name, array in arrays.items():
+            before, found, rest = name.partition(f"{self.path}.")
+            if found and rest.split(".")[0] in self.modules:
+                out |= {f"{before}{self.path}.{i}.{rest}": array[i] for i in range(array.shape[0])}
+            else:
+                out[name] = array
+        return out
 
 
-def _stacked(parts: list[Tensor]) -> Callable[[], mx.array]:
-    return lambda: mx.stack([p.load() for p in parts])
+def _stacked(name: str, experts: Mapping[int, Tensor]) -> Tensor:
+    missing = sorted(set(range(len(experts))) - set(experts))
+    if missing:
+        raise WeightsError(f"{name}: expert {missing[0]} is missing from the checkpoint.")
+    parts = [experts[i] for i in range(len(experts))]
+    for i, part in enumerate(parts):
+        if part.shape != parts[0].shape:
+            raise WeightsError(f"{name}: expert {i} must have shape {parts[0].shape}, but has {part.shape}.")
+    shape = (len(parts), *parts[0].shape)
+    return replace(parts[0], shape=shape, load=lambda: mx.stack([part.load() for part in parts]))
 
 
-def _offset(tensors: Tensors, shapes: Shapes, *, modules: list[str], add: float) -> Tensors:
-    """Norm weights that are stored minus one. Added in float32, as the authors' code does at run time."""
-    out = dict(tensors)
-    for name, tensor in tensors.items():
+@dataclass(frozen=True, kw_only=True)
+class Offset:
+    """Norm weights that are stored minus `add`. Added in float32, as the authors' code does at run time."""
+
+    modules: tuple[str, ...]
+    add: float
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        return {n: self._plus(t) if self._concerns(n) else t for n, t in tensors.items()}
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return {n: a.astype(mx.float32) - self.add if self._concerns(n) else a for n, a in arrays.items()}
+
+    def _concerns(self, name: str) -> bool:
         parts = name.split(".")
-        if len(parts) > 1 and parts[-1] == "weight" and parts[-2] in modules:
-            out[name] = replace(tensor, load=_plus(tensor, add))
-    return out
+        return len(parts) > 1 and parts[-1] == "weight" and parts[-2] in self.modules
+
+    def _plus(self, tensor: Tensor) -> Tensor:
+        return replace(tensor, load=lambda: tensor.load().astype(mx.float32) + self.add)
 
 
-def _plus(tensor: Tensor, add: float) -> Callable[[], mx.array]:
-    return lambda: tensor.load().astype(mx.float32) + add
-
-
-_OPS: dict[str, Callable[..., Tensors]] = {"split": _split, "stack": _stack, "offset": _offset}
+_OPS: dict[str | None, type[Any]] = {"split": Split, "stack": Stack, "offset": Offset}

@@ -40,7 +40,8 @@ class Token:
     top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
-Pick = Callable[[mx.array], tuple[mx.array, Any]]  # logits [1, V] -> token [1], and its log-probabilities
+# logits [1, V] -> the token [1], and None or log-probabilities with `chosen` [1], `top_ids` and `top` [1, n].
+Pick = Callable[[mx.array], tuple[mx.array, Any]]
 
 
 def generate(
@@ -108,6 +109,5 @@ def _token(token: mx.array, extra: Any, request: Request) -> Token:
         raise RequestError("the model's scores are not numbers (NaN) or all excluded; the answer ends here.")
     if extra is None:
         return Token(id=number, ends=number in request.eos_ids)
-    chosen, ids, values = extra
-    top = zip(ids[0].tolist(), values[0].tolist(), strict=True) if request.top_logprobs > 0 else ()
-    return Token(id=number, ends=number in request.eos_ids, logprob=chosen.item(), top_logprobs=tuple(top))
+    top = zip(extra.top_ids[0].tolist(), extra.top[0].tolist(), strict=True)
+    return Token(id=number, ends=number in request.eos_ids, logprob=extra.chosen.item(), top_logprobs=tuple(top))
