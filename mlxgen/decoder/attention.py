@@ -40,20 +40,25 @@ class Attention(nn.Module):
         self.scale = spec.scale * (self.rope.attention_scale if self.rope else 1.0)
         self.fused = False
 
-    def __call__(self, x: mx.array, cache: LayerCache, mask: Any, length: int) -> mx.array:
-        """x [B, L, hidden] -> [B, L, hidden]; `length` is the whole sequence's, for ropes that depend on it."""
-        H, K = self.spec.num_heads, self.spec.num_kv_heads
-        heads = self._split_heads(self._project(x))  # [B, H + K + K, L, D]
+    def __call__(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
+        """x [B * L, hidden] -> [B * L, hidden]; `length` is the whole sequence's, for ropes that depend on it."""
+        spec, H, K = self.spec, self.spec.num_heads, self.spec.num_kv_heads
+        L, D = x.shape[0] // batch, spec.head_dim
+        heads = self._project(x)  # [B * L, (H + K + K) * D]
+        if L == 1:  # one token needs no transpose
+            heads = heads.reshape(batch, H + K + K, 1, D)
+        else:
+            heads = heads.reshape(batch, L, H + K + K, D).swapaxes(1, 2)
         qk, v = heads[:, : H + K], heads[:, H + K :]
-        norm = self.spec.qk_norm
-        if norm is not None and norm.scope == "head" and norm.when == "before":
+        norm_heads = spec.qk_norm.when if spec.qk_norm and spec.qk_norm.scope == "head" else None
+        if norm_heads == "before":
             qk = self._norm_heads(qk)
         if self.rope is not None:  # one call for the heads of both
             qk = self.rope(qk, cache.offset, length)
-        if norm is not None and norm.scope == "head" and norm.when == "after":
+        if norm_heads == "after":
             qk = self._norm_heads(qk)
         out = cache.attend(qk[:, :H], qk[:, H:], v, mask, self.attend)  # [B, H, L, D]
-        return self.o_proj(self._merge_heads(out))
+        return self["o_proj"]((out if L == 1 else out.swapaxes(1, 2)).reshape(batch * L, H * D))
 
     def attend(self, q: mx.array, keys: mx.array, values: mx.array, mask: Any) -> mx.array:
         """softmax(q k^T * scale + mask) v: q [B, H, L, D], keys and values [B, K, S, D] -> [B, H, L, D]."""
@@ -63,11 +68,11 @@ class Attention(nn.Module):
         return mx.fast.scaled_dot_product_attention(q, keys, values, scale=self.scale, mask=mask, sinks=sinks)
 
     def _project(self, x: mx.array) -> mx.array:
-        """x [B, L, hidden] -> queries, keys and values side by side [B, L, (H + K + K) * D]."""
+        """x [T, hidden] -> queries, keys and values side by side [T, (H + K + K) * D]."""
         norm = self.spec.qk_norm
         over_width = norm is not None and norm.scope == "width"
         if self.fused:
-            qkv = self.qkv_proj(x)
+            qkv = self["qkv_proj"](x)
             if not over_width:
                 return qkv
             q_width = self.spec.num_heads * self.spec.head_dim
@@ -82,19 +87,6 @@ class Attention(nn.Module):
     def _norm_heads(self, qk: mx.array) -> mx.array:
         H = self.spec.num_heads
         return mx.concatenate([self.q_norm(qk[:, :H]), self.k_norm(qk[:, H:])], axis=1)
-
-    def _split_heads(self, x: mx.array) -> mx.array:
-        """[B, L, N * D] -> [B, N, L, D]. One token needs no transpose."""
-        B, L, width = x.shape
-        D = self.spec.head_dim
-        if L == 1:
-            return x.reshape(B, width // D, 1, D)
-        return x.reshape(B, L, width // D, D).swapaxes(1, 2)
-
-    def _merge_heads(self, x: mx.array) -> mx.array:
-        """[B, H, L, D] -> [B, L, H * D]."""
-        B, H, L, D = x.shape
-        return (x if L == 1 else x.swapaxes(1, 2)).reshape(B, L, H * D)
 
 
 def soft_capped_attention(

@@ -29,23 +29,28 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(spec.attention, hidden_size)
         self.mlp = MoE(spec.ffn, hidden_size) if isinstance(spec.ffn, MoeSpec) else MLP(spec.ffn, hidden_size)
         self.attn_in_norm = build_norm(spec.attn_in_norm, hidden_size)
-        self.attn_out_norm = build_norm(spec.attn_out_norm, hidden_size)
         self.mlp_in_norm = build_norm(spec.mlp_in_norm, hidden_size)
-        self.mlp_out_norm = build_norm(spec.mlp_out_norm, hidden_size)
+        if spec.attn_out_norm is not None:
+            self.attn_out_norm = build_norm(spec.attn_out_norm, hidden_size)
+        if spec.mlp_out_norm is not None:
+            self.mlp_out_norm = build_norm(spec.mlp_out_norm, hidden_size)
         self.parallel = spec.parallel
         self.residual_scale = spec.residual_scale
         self.window = spec.attention.window
 
-    def __call__(self, x: mx.array, cache: LayerCache, mask: Any, length: int) -> mx.array:
-        """x [B, L, hidden] -> [B, L, hidden]."""
-        attn = self.attn_out_norm(self.self_attn(self.attn_in_norm(x), cache, mask, length))
+    def __call__(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
+        """x [B * L, hidden] -> [B * L, hidden]."""
+        scale = self.residual_scale
+        attn = self["self_attn"](self["attn_in_norm"](x), batch, cache, mask, length)
+        if "attn_out_norm" in self:
+            attn = self["attn_out_norm"](attn)
+        h = x if self.parallel else x + (attn if scale == 1.0 else attn * scale)
+        mlp = self["mlp"](self["mlp_in_norm"](h))
+        if "mlp_out_norm" in self:
+            mlp = self["mlp_out_norm"](mlp)
         if self.parallel:
-            return x + self._scaled(attn + self.mlp_out_norm(self.mlp(self.mlp_in_norm(x))))
-        x = x + self._scaled(attn)
-        return x + self._scaled(self.mlp_out_norm(self.mlp(self.mlp_in_norm(x))))
-
-    def _scaled(self, x: mx.array) -> mx.array:
-        return x if self.residual_scale == 1.0 else x * self.residual_scale
+            mlp = attn + mlp
+        return h + (mlp if scale == 1.0 else mlp * scale)
 
 
 class Decoder(nn.Module):
@@ -79,17 +84,17 @@ class Decoder(nn.Module):
         """
         if caches is None:
             caches = [Uncached(layer.window) for layer in self.layers]
-        L = tokens.shape[1]
+        B, L = tokens.shape
         offset = caches[0].offset
-        x = self._embed(tokens, offset)
+        x = self._embed(tokens, offset).reshape(B * L, -1)  # to most of a layer, every token is just a row
         if length is None:
             length = offset + L if isinstance(offset, int) else L
         masks: dict[int | None, Any] = {}  # layers with the same window share one mask
         for layer, cache in zip(self.layers, caches, strict=True):
             if layer.window not in masks:
                 masks[layer.window] = cache.make_mask(L)
-            x = layer(x, cache, masks[layer.window], length)
-        return self.final_norm(x)
+            x = layer(x, B, cache, masks[layer.window], length)
+        return self.final_norm(x).reshape(B, L, -1)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """hidden [B, L, hidden] -> a score for every candidate of the vocabulary [B, L, V]."""

@@ -26,11 +26,11 @@ class MLP(nn.Module):
         self.fused = False
 
     def __call__(self, x: mx.array) -> mx.array:
-        """x [B, L, hidden] -> [B, L, hidden]."""
+        """x [T, hidden] -> [T, hidden]."""
         if not self.gated:
             return self.down_proj(self.activation(self.up_proj(x)))
         if self.fused:
-            gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
+            gate, up = mx.split(self["gate_up_proj"](x), 2, axis=-1)
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(self.activation(gate) * up)
+        return self["down_proj"](self.activation(gate) * up)

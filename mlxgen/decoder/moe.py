@@ -139,11 +139,10 @@ class MoE(nn.Module):
         self.spec = spec
 
     def __call__(self, x: mx.array) -> mx.array:
-        """x [B, L, hidden] -> [B, L, hidden]."""
-        rows = x.reshape(-1, x.shape[-1])
-        experts, weights = self.router(rows)
-        y = self.experts(rows, experts)
-        y = (y * weights[..., None].astype(y.dtype)).sum(axis=1).reshape(x.shape)
+        """x [T, hidden] -> [T, hidden]."""
+        experts, weights = self.router(x)
+        y = self.experts(x, experts)
+        y = (y * weights[..., None].astype(y.dtype)).sum(axis=1)
         if self.spec.shared is not None:
             shared = self.shared_expert(x)
             y = y + (mx.sigmoid(self.shared_expert_gate(x)) * shared if self.spec.shared_gate else shared)
