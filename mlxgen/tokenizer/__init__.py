@@ -66,11 +66,18 @@ def from_gguf(
     chat_template: str | None = None,
     template_args: Mapping[str, Any] | None = None,
     fold_system: bool = False,
-) -> FastTokenizer:
-    """The tokenizer in a GGUF file's metadata, given as plain values. Otherwise like `load_tokenizer`."""
+) -> FastTokenizer | NoTokenizer:
+    """The tokenizer in a GGUF file's metadata, given as plain values. Otherwise like `load_tokenizer`.
+
+    A file made without one gives a NoTokenizer.
+    """
     from mlxgen.tokenizer.fast import FastTokenizer
     from mlxgen.tokenizer.gguf import read_gguf
+    from mlxgen.tokenizer.simple import NoTokenizer
 
+    if metadata.get("tokenizer.ggml.model") in ("none", "no_vocab"):
+        size = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", 0)
+        return NoTokenizer(int(size))
     backend, special, templates = read_gguf(metadata)
     chat = _chat(templates, chat_template, special.names, template_args, fold_system)
     return FastTokenizer(backend, special, chat=chat)

@@ -167,10 +167,18 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     elif isinstance(given, list):
         templates |= {entry["name"]: entry["template"] for entry in given}
     if (path := folder / _TEMPLATE).is_file():
-        templates["default"] = path.read_text(encoding="utf-8")
+        templates["default"] = _read_template(path)
     for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
+        templates[path.stem] = _read_template(path)
     return templates
+
+
+def _read_template(path: Path) -> str:
+    """As bytes, so that line ends stay as they are until the template is read as one."""
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"`{path}` must be UTF-8 text, but is not: {error}.") from None
 
 
 def save_tokenizer(
@@ -180,7 +188,7 @@ def save_tokenizer(
     chat: ChatFormat | None,
     config: Mapping[str, Any],
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and the chat templates."""
+    """Write tokenizer.json, tokenizer_config.json and the chat templates, in place of older ones."""
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
     flags = {"add_bos_token": special.add_bos, "add_eos_token": special.add_eos}
@@ -193,8 +201,9 @@ def save_tokenizer(
     }
     text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    for old in (_TEMPLATE, "chat_template.json"):
+        (folder / old).unlink(missing_ok=True)
     for name, source in (chat.sources if chat else {}).items():
         path = folder / (_TEMPLATE if name == "default" else f"{_MORE_TEMPLATES}/{name}.jinja")
         path.parent.mkdir(exist_ok=True)
-        # Bytes, so that line ends stay as they are: they are part of the prompt.
         path.write_bytes(source.encode())

@@ -143,6 +143,15 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     return merges
 
 
+def _bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> Any:
+    from tokenizers import models
+
+    try:
+        return models.BPE(vocabulary, merges, **options)
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"`{_KEY}merges` must fit the tokens, but: {error}") from None
+
+
 def _added(backend: Backend, tokens: Sequence[str], types: Sequence[int], *, user_defined: bool) -> None:
     from tokenizers import AddedToken
 
@@ -155,7 +164,7 @@ def _added(backend: Backend, tokens: Sequence[str], types: Sequence[int], *, use
 
 
 def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Backend:
-    from tokenizers import Tokenizer, decoders, models
+    from tokenizers import Tokenizer, decoders
 
     from mlxgen.tokenizer.pretokenizers import EXPRESSIONS, IGNORE_MERGES, byte_level
 
@@ -163,8 +172,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str], types: list[
     if pre not in EXPRESSIONS:
         log.warning("`%spre` is %r, which is not known: text is cut by the default rules.", _KEY, pre)
     vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
-    model = models.BPE(vocabulary, _merges(metadata), ignore_merges=pre in IGNORE_MERGES)
-    backend = Tokenizer(model)
+    backend = Tokenizer(_bpe(vocabulary, _merges(metadata), ignore_merges=pre in IGNORE_MERGES))
     backend.pre_tokenizer = byte_level(pre)
     backend.decoder = decoders.ByteLevel()
     _added(backend, tokens, types, user_defined=True)
@@ -204,10 +212,10 @@ def _merged_bpe(
     metadata: Mapping[str, Any], tokens: list[str], types: list[int], named: Mapping[str, int]
 ) -> Backend:
     """BPE over characters with SentencePiece's blanks and byte pieces, but with merges of its own."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import Tokenizer, decoders, normalizers
 
     tokens = _escaped(tokens, types)
-    model = models.BPE(
+    model = _bpe(
         dict(zip(tokens, range(len(tokens)), strict=True)),
         _merges(metadata),
         unk_token=tokens[named["unknown"]] if "unknown" in named else None,

@@ -11,7 +11,9 @@ from mlxgen.tokenizer.template import SafeTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 LONG = "{% for i in range(99999) %}"
-DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(64) %}{% set ns.x = EXPRESSION %}{% endfor %}{{ ns.x }}"
+END = "{% endfor %}"
+DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(64) %}{% set ns.x = EXPRESSION %}"
+DOUBLE += END + "{{ ns.x }}"
 
 
 def render(source, **variables):
@@ -20,15 +22,19 @@ def render(source, **variables):
 
 ENDLESS = {
     "a huge range": "{% for i in range(10**9) %}{% endfor %}",
-    "nested loops without output": LONG * 3 + "{% endfor %}" * 3,
-    "nested loops with output": LONG * 2 + "{{ i }}" + "{% endfor %}" * 2,
-    "a loop whose filter is never true": LONG + "{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
-    "loops that ask for their length": LONG + "{% for j in range(99999) %}{{ loop.length }}" + "{% endfor %}" * 2,
+    "nested loops without output": LONG * 3 + END * 3,
+    "nested loops with output": LONG * 2 + "{{ i }}" + END * 2,
+    "a loop whose filter is never true": LONG + "{% for j in range(99999) if false %}" + END * 2,
+    "loops that ask for their length": LONG * 2 + "{{ loop.length }}" + END * 2,
     "a macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "a macro that calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "a macro that calls itself twice": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    ),
     "a loop inside itself": "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
-    "filters over long lists": LONG + "{% set x = range(99999) | list | sort %}{% endfor %}",
-    "a call block": "{% macro f() %}{{ caller() }}{% endmacro %}" + LONG * 2 + "{% call f() %}{% endcall %}" + "{% endfor %}" * 2,
+    "filters over long lists": LONG + "{% set x = range(99999) | list | sort %}" + END,
+    "a call block": (
+        "{% macro f() %}{{ caller() }}{% endmacro %}" + LONG * 2 + "{% call f() %}{% endcall %}" + END * 2
+    ),
 }
 
 HUGE = {
@@ -51,8 +57,10 @@ HUGE = {
     "doubling by references": DOUBLE.replace("EXPRESSION", "[ns.x, ns.x]"),
     "doubling by a dictionary": DOUBLE.replace("EXPRESSION", "{'a': ns.x, 'b': ns.x}"),
     "doubling by dict()": DOUBLE.replace("EXPRESSION", "dict(a=ns.x, b=ns.x)"),
-    "doubling by a block": DOUBLE.replace("{% set ns.x = EXPRESSION %}", "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}"),
-    "text between loops": LONG + "x" * 5000 + "{% endfor %}",
+    "doubling by a block": DOUBLE.replace(
+        "{% set ns.x = EXPRESSION %}", "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}"
+    ),
+    "text between loops": LONG + "x" * 5000 + END,
     "mapped replacement": "{{ range(99999) | map('string') | map('replace', '9', 'x' * 9999) | join }}",
     "rounding": "{{ 5 | round(-1000000000) }}",
     "stripping many characters": "{{ ('a' * 9999999).strip('b' * 9999999) }}",
@@ -94,7 +102,7 @@ def test_a_template_that_never_ends_is_stopped(source, monkeypatch):
 
 def test_steps_are_counted_so_that_a_slow_machine_stops_at_the_same_place():
     with pytest.raises(TokenizerError, match=r"1,000,000 steps"):
-        render(LONG * 2 + "{% endfor %}" * 2)
+        render(LONG * 2 + END * 2)
 
 
 @pytest.mark.parametrize("source", HUGE.values(), ids=HUGE)
@@ -151,7 +159,8 @@ def test_ordinary_templates_are_not_disturbed():
         "{{ {'a': [1]}.items() | list }}{{ 'a,b'.split(',') | join('-') }}{{ '{}-{}'.format(1, 2) }}"
         "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}"
         "{{ messages[::-1][0].role }}{{ 'ab'[0] }}{{ x is defined }}{{ x.y | default('d') if x else 'e' }}"
-        "{% for i in range(5) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+        "{% for i in range(5) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}"
+        "{{ i }}{% endfor %}"
         "{% generation %}G{% endgeneration %}{{ 'a\nb' | indent(2) }}{{ namespace(a=1).a }}{{ dict(a=1).a }}"
     )
     assert render(source) == (
@@ -176,6 +185,6 @@ def test_today():
 
 
 def test_a_long_conversation_fits_the_budget():
-    turns = [{"role": "user", "content": "word " * 500}, {"role": "assistant", "content": "word " * 500}] * 800
+    turns = [{"role": role, "content": "word " * 500} for role in ("user", "assistant")] * 800
     source = "{% for m in messages %}{% for p in range(3) %}{% endfor %}{{ m.role ~ m.content }}{% endfor %}"
     assert len(render(source, messages=turns)) > 4_000_000

@@ -158,14 +158,13 @@ def test_the_time_of_a_stream_is_linear():
     def seconds(count):
         ids = byte_ids(BPE, ("你" * count).encode())[:count]
         stream = BPE.stream()
-        start = time.perf_counter()
+        start = time.process_time()
         for token in ids:
             stream.push(token)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
-    seconds(1000)
-    short = min(seconds(10_000) for _ in range(3))
-    assert min(seconds(20_000) for _ in range(3)) < 3 * short
+    # On a busy machine one measurement says little; quadratic time would give 4, every time.
+    assert any(seconds(20_000) < 3 * seconds(10_000) for _ in range(6))
 
 
 def test_rows_that_the_vocabulary_does_not_use_are_silent():
