@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
@@ -13,6 +14,7 @@ import mlx.core as mx
 
 from mlxgen.blueprint import DecoderSpec
 from mlxgen.build import build
+from mlxgen.cache import load_caches, save_caches
 from mlxgen.completion import Answer, Chunk, Completion, FinishReason, TokenLogprob
 from mlxgen.config import Config, checked, compose, read_overrides
 from mlxgen.engine import Request, TextAssembler, Token, TokenSequence, generate
@@ -51,7 +53,7 @@ class Pipeline:
         self._eos_ids: frozenset[int] = frozenset()
         self._vocab_size: int | None = None
         self.sampler(Settings(config=config))  # a wrong setting must not wait for the weights
-        loaded = load(config.model, config.architecture, config.config_dirs)
+        self._loaded = loaded = load(config.model, config.architecture, config.config_dirs)
         self.decoder = loaded.decoder
         self.tokenizer: Tokenizer = open_tokenizer(loaded.checkpoint, config.tokenizer)
         self._generation_config = {**loaded.checkpoint.generation_config, **config.model.sampling}
@@ -89,6 +91,21 @@ class Pipeline:
     def new_sequence(self) -> TokenSequence:
         """Empty caches by this pipeline's policy."""
         return TokenSequence(lambda: self._policy(self.spec))
+
+    def save_sequence(self, sequence: TokenSequence, path: Path) -> None:
+        """Keep what a sequence has computed in a file."""
+        save_caches(path, sequence.caches, sequence.tokens, self._cache_fingerprint())
+
+    def load_sequence(self, path: Path) -> TokenSequence:
+        """A sequence from a file. Raises ModelError if this pipeline could not have written it."""
+        sequence = self.new_sequence()
+        sequence.tokens = load_caches(path, sequence.caches, self._cache_fingerprint())
+        return sequence
+
+    def _cache_fingerprint(self) -> str:
+        """Everything that keys and values depend on."""
+        dtype = self.decoder.embed_tokens.weight.dtype
+        return f"{self._loaded.checkpoint.fingerprint()} {self._policy!r} {dtype}"
 
     def settings(self, **overrides: Any) -> Settings:
         """Sort a request's values: root keys, template, and what belongs to the sampler. Raises ConfigError."""

@@ -58,6 +58,15 @@ class FullCache:
         self.keys.state, self.values.state = arrays[:half], arrays[half:]
 
     @property
+    def counters(self) -> dict[str, int]:
+        """The numbers that belong to the state."""
+        return {"offset": self.offset}
+
+    @counters.setter
+    def counters(self, values: dict[str, int]) -> None:
+        self.offset = values["offset"]
+
+    @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
@@ -118,6 +127,14 @@ class WindowCache(FullCache):
         for buffer in (self.keys, self.values):
             buffer.remove(self.sinks, stop)
         self.dropped += stop - self.sinks
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {"offset": self.offset, "dropped": self.dropped}
+
+    @counters.setter
+    def counters(self, values: dict[str, int]) -> None:
+        self.offset, self.dropped = values["offset"], values["dropped"]
 
     def can_trim(self, count: int) -> bool:
         """Only while everything the shorter sequence could see is still there."""
