@@ -80,7 +80,8 @@ def from_gguf(
         return NoTokenizer(int(size))
     backend, special, templates = read_gguf(metadata)
     chat = _chat(templates, chat_template, special.names, template_args, fold_system)
-    return FastTokenizer(backend, special, chat=chat)
+    size = len(metadata["tokenizer.ggml.tokens"])
+    return FastTokenizer(backend, special, chat=chat, vocab_size=size)
 
 
 def open_tokenizer(checkpoint: Any, config: Any) -> Tokenizer:
@@ -91,12 +92,13 @@ def open_tokenizer(checkpoint: Any, config: Any) -> Tokenizer:
     """
     from mlxgen.tokenizer.simple import ByteTokenizer, NoTokenizer
 
-    options = {"template_args": config.template_args, "fold_system": config.fold_system}
+    options: dict[str, Any] = {"template_args": config.template_args, "fold_system": config.fold_system}
     if config.kind == "none":
         return NoTokenizer()
     if config.kind == "bytes":
-        given = config.chat_template
-        return ByteTokenizer(**options, **({"chat_template": _template(given)[0]} if given else {}))
+        if config.chat_template is not None:
+            options["chat_template"] = _template(config.chat_template)[0]
+        return ByteTokenizer(**options)
     options["chat_template"] = config.chat_template
     if checkpoint.tokenizer_folder is not None:
         return load_tokenizer(checkpoint.tokenizer_folder, **options)

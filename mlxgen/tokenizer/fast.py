@@ -48,8 +48,9 @@ class FastTokenizer:
         *,
         chat: ChatFormat | None = None,
         config: Mapping[str, Any] | None = None,
+        vocab_size: int | None = None,
     ) -> None:
-        """`config`: further keys of tokenizer_config.json, kept for saving."""
+        """`config`: further keys of tokenizer_config.json, kept for saving. `vocab_size`: if it is known."""
         special = special or SpecialTokens()
         backend.no_truncation()
         backend.no_padding()
@@ -61,6 +62,8 @@ class FastTokenizer:
         self._added = frozenset(added)
         self._control = {number: token.content for number, token in added.items() if token.special}
         self._bytes: dict[int, bytes] = {}
+        # A count would not do: ids may have gaps.
+        self.vocab_size: int = vocab_size or max(backend.get_vocab().values(), default=-1) + 1
         self.bos_id = self._id_of("bos_token")
         self.eos_ids = frozenset(self._find_eos())
         self.prefix_ids, self.suffix_ids = self._find_surroundings()
@@ -98,10 +101,6 @@ class FastTokenizer:
         if self.special.add_eos is not None and eos is not None:
             suffix = [eos] if self.special.add_eos else [i for i in suffix if i != eos]
         return tuple(prefix), tuple(suffix)
-
-    @cached_property
-    def vocab_size(self) -> int:
-        return max(self.backend.get_vocab().values(), default=-1) + 1
 
     @property
     def has_chat_template(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn
@@ -85,7 +85,9 @@ class _Instrument(NodeTransformer):
     @staticmethod
     def _call(method: str, first: nodes.Expr, *rest: nodes.Expr, line: int) -> nodes.Filter:
         """A filter is the cheapest call there is; the space keeps its name out of a template's reach."""
-        return nodes.Filter(first, f"budget {method}", list(rest), [], None, None).set_lineno(line)
+        call = nodes.Filter(first, f"budget {method}", list(rest), [], None, None)
+        call.set_lineno(line)
+        return call
 
     def _counted(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
@@ -270,7 +272,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             sequence, times = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(times, int) and weigh(sequence) * max(times, 1) > MAX_CHARS:
                 _too_much("memory")
-        elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+        elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
             long = len(left) + len(right)
             if long > MAX_CHARS or (long > 4096 and weigh(left) + weigh(right) > MAX_CHARS):
                 _too_much("memory")

@@ -211,6 +211,12 @@ def test_a_broken_file_is_named(folder, name, damage):
     assert "\n" not in str(caught.value)
 
 
+def test_a_template_file_that_is_no_text_is_named(folder):
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe{{")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja.*UTF-8"):
+        load_tokenizer(folder)
+
+
 def test_vocab_and_merges_that_do_not_fit(tmp_path):
     write(tmp_path, "vocab.json", {"a": 0})
     write(tmp_path, "merges.txt", "a b")

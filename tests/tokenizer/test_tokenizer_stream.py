@@ -35,7 +35,7 @@ def byte_ids(tokenizer, data):
     return [byte + (4 if tokenizer is BPE else 0) for byte in data]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(texts)
 def test_every_text_comes_back(text):
     for tokenizer in ALL:
@@ -45,7 +45,7 @@ def test_every_text_comes_back(text):
         assert tokenizer.decode(ids) == "".join(pieces(tokenizer, ids)) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, 340), max_size=40), st.booleans(), st.booleans())
 def test_the_stream_equals_the_decode_for_any_ids(ids, skip_special, continues):
     options = {"skip_special": skip_special, "continues": continues}
@@ -66,7 +66,7 @@ def test_byte_level_decode_equals_the_library(ids):
     assert BPE.decode(ids) == BPE.backend.decode(ids)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(texts)
 def test_one_byte_per_token_never_shows_a_broken_character(text):
     for tokenizer in (BYTES, BPE, SPM):
@@ -199,6 +199,7 @@ SUFFIXED = models.BPE(
         (WORDPIECE, decoders.WordPiece(cleanup=False), [1, 2, 3, 4, 5], "unending text , é"),
         (SUFFIXED, decoders.BPEDecoder(suffix="</w>"), [2, 4, 2], "hi yo hi"),
         (SUFFIXED, None, [0, 3], "h y"),
+        (SUFFIXED, decoders.CTC(), [0, 3, 3], "hy"),
     ],
 )
 def test_decoders_that_look_at_neighbours(model, decoder, ids, expected):
@@ -208,3 +209,21 @@ def test_decoders_that_look_at_neighbours(model, decoder, ids, expected):
         backend.decoder = decoder
     tokenizer = FastTokenizer(backend)
     assert tokenizer.decode(ids) == "".join(pieces(tokenizer, ids)) == backend.decode(ids) == expected
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected"), [("always", "h  i"), ("first", "h  i"), ("never", " h  i")]
+)
+def test_the_older_sentencepiece_decoder(scheme, expected):
+    backend = Tokenizer(models.BPE({"▁h": 0, "▁▁i": 1}, []))
+    backend.decoder = decoders.Metaspace("▁", scheme)
+    tokenizer = FastTokenizer(backend)
+    assert (
+        tokenizer.decode([0, 1]) == "".join(pieces(tokenizer, [0, 1])) == backend.decode([0, 1]) == expected
+    )
+
+
+def test_a_byte_level_piece_that_is_no_byte_symbols_is_text():
+    backend = Tokenizer(models.BPE({"Ġa": 0, "你好": 1}, []))
+    backend.decoder = decoders.ByteLevel()
+    assert FastTokenizer(backend).decode([0, 1]) == backend.decode([0, 1]) == " a你好"
