@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlxgen.tokenizer.chat import ChatFormat
 
 _WANTED = "tokenizer.json, tokenizer.model, vocab.json with merges.txt"
+_CONTROL_NAMES = ("bos_token", "eos_token", "eot_token", "eom_token")
 _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 
 
@@ -147,10 +148,14 @@ def _add_missing_tokens(backend: Backend, tokens: Mapping[int, Any]) -> None:
 
 
 def _register_named(backend: Backend, special: SpecialTokens, more: Any) -> None:
-    """Tokens with a role are control tokens even where the vocabulary holds them as ordinary pieces."""
+    """Beginnings and ends are control tokens even where the vocabulary holds them as ordinary pieces.
+
+    Not so padding, for which some checkpoints name a letter.
+    """
     from tokenizers import AddedToken
 
-    texts = [*special.names.values(), *filter(None, map(_token_text, more))]
+    texts = [text for name, text in special.names.items() if name in _CONTROL_NAMES]
+    texts += filter(None, map(_token_text, more))
     for text in texts:
         if backend.token_to_id(text) is not None:
             backend.add_special_tokens([AddedToken(text, normalized=False, special=True)])

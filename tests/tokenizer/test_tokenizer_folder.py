@@ -132,6 +132,18 @@ def test_a_named_token_is_a_control_token_even_in_an_ordinary_vocabulary(folder)
     assert tokenizer.decode([the, cat]) == " cat"
 
 
+def test_an_end_that_the_vocabulary_calls_ordinary_is_a_control_token(folder):
+    backend = tiny_bpe().backend
+    backend.add_tokens([AddedToken("<end>", normalized=False)])
+    backend.save(str(folder / "tokenizer.json"))
+    write(folder, "tokenizer_config.json", {"eos_token": "<end>", "pad_token": "a"})
+    tokenizer = load_tokenizer(folder, chat_template="{{ messages[0].content }}<end>")
+    assert tokenizer.eos_ids == {298}
+    assert tokenizer.decode([4 + ord("a"), 298]) == "a"  # padding that is a letter stays one
+    assert 298 not in tokenizer.encode("<end>")
+    assert tokenizer.encode_chat([{"role": "user", "content": "<end>"}]).count(298) == 1
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
