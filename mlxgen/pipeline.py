@@ -16,7 +16,7 @@ from mlxgen.blueprint import DecoderSpec
 from mlxgen.build import build
 from mlxgen.cache import load_caches, save_caches
 from mlxgen.completion import Answer, Chunk, Completion, FinishReason, TokenLogprob
-from mlxgen.config import Config, checked, compose, read_overrides
+from mlxgen.config import Config, load_config
 from mlxgen.engine import Request, TextAssembler, Token, TokenSequence, generate
 from mlxgen.errors import ConfigError, RequestError, did_you_mean
 from mlxgen.loading import load, open_tokenizer
@@ -79,8 +79,9 @@ class Pipeline:
     def stream(self, prompt: Prompt | None = None, **overrides: Any) -> Iterator[Chunk]:
         """Like `generate`, piece by piece. The last chunk holds the completion."""
         settings = self.settings(**overrides)
-        ids = self.encode(self.config.prompt if prompt is None else prompt, settings)
-        return self.answer(ids, settings, self.new_sequence())
+        prompt = self.config.prompt if prompt is None else prompt
+        ids = self.encode(prompt, settings)
+        return self.answer(ids, settings, self.new_sequence(), continues=self._continues(prompt, settings.config))
 
     def chat(self, **overrides: Any) -> Any:
         """A mlxgen.conversation.Conversation: call it with what the user says; it keeps its cache."""
@@ -124,8 +125,8 @@ class Pipeline:
         config = settings.config
         if prompt is None or len(prompt) == 0:
             raise RequestError("`prompt` must not be empty; give prompt='...' or pipe a text in.")
-        if not isinstance(prompt, str) and isinstance(prompt[0], int):
-            return self._check_ids(prompt)
+        if _is_ids(prompt):
+            return self._check_ids(prompt)  # type: ignore[arg-type]
         if isinstance(prompt, str):
             if config.raw or not self.tokenizer.has_chat_template:
                 return self.tokenizer.encode(prompt + (config.prefill or ""))
@@ -170,8 +171,17 @@ class Pipeline:
         encoded = [self.tokenizer.encode(f"a{text}", add_special=False) for text in items if isinstance(text, str)]
         return sorted({*ids, *(tokens[-1] for tokens in encoded if tokens)})
 
-    def answer(self, ids: Sequence[int], settings: Settings, sequence: TokenSequence) -> Iterator[Chunk]:
-        """Generate from token ids, on caches that may hold a beginning of them already."""
+    def _continues(self, prompt: Prompt | None, config: Config) -> bool:
+        """Whether the answer goes on in the middle of a text, and not at the start of a turn."""
+        return config.prefill is not None or config.raw or _is_ids(prompt) or not self.tokenizer.has_chat_template
+
+    def answer(
+        self, ids: Sequence[int], settings: Settings, sequence: TokenSequence, *, continues: bool = False
+    ) -> Iterator[Chunk]:
+        """Generate from token ids, on caches that may hold a beginning of them already.
+
+        continues: the answer goes on in the middle of a text, so its first space counts.
+        """
         config, sampler = settings.config, self.sampler(settings)
         state = sampler.start(ids)
         request = self._engine_request(ids, config)
@@ -183,7 +193,7 @@ class Pipeline:
             return tokens, logprobs(logits, tokens, request.top_logprobs) if want_logprobs else None
 
         stop = (config.stop,) if isinstance(config.stop, str) else config.stop or ()
-        assembler = TextAssembler(self.tokenizer.stream(), stop)
+        assembler = TextAssembler(self.tokenizer.stream(continues=continues), stop)
         answer = Answer(len(ids), state.seed, want_logprobs)
         shared = sequence.shared(ids)
         reason: FinishReason = "length"
@@ -244,8 +254,14 @@ class Pipeline:
         return list(ids)
 
 
-def load_pipeline(*overrides: str, trust: Sequence[str] = ()) -> Pipeline:
-    """Compose the overrides, as on the command line, and load what they name."""
-    read = read_overrides(list(overrides))
-    read = replace(read, trust=(*read.trust, *trust))
-    return Pipeline(checked(read, compose(read)))
+def _is_ids(prompt: Prompt | None) -> bool:
+    return prompt is not None and not isinstance(prompt, str) and isinstance(prompt[0], int)
+
+
+def load_pipeline(*overrides: str, trust: Sequence[str] = (), config_dir: Path | None = None) -> Pipeline:
+    """Compose the overrides, as on the command line, and load what they name.
+
+    trust: packages of yours that `_target_` may name. config_dir: a folder of yours, laid out like conf/.
+    Raises MlxgenError with exit code 2, 3 or 4.
+    """
+    return Pipeline(load_config(overrides, trust=trust, config_dir=config_dir))

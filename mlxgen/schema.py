@@ -1,7 +1,7 @@
 """From plain data (YAML, JSON, keywords) to a frozen dataclass: names, types and nesting are checked here.
 
-Ranges are checked by the dataclass itself, in `__post_init__`, with `errors.require`. Every message carries the
-key path, so `{sampler: {top_p: high}}` is answered with "`sampler.top_p` must be a number, but is 'high'."
+Ranges are checked by the dataclass itself, in `__post_init__`, with `errors.require`. Every message carries
+the key path: `{sampler: {top_p: high}}` gives "`sampler.top_p` must be a number, but is 'high'."
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -31,20 +31,15 @@ def parse(cls: type[T], node: Mapping[str, Any], path: str) -> T:
     Raises ConfigError for unknown and missing keys and for values of another type.
     """
     if not isinstance(node, Mapping):
-        raise ConfigError(f"`{path}` must be a mapping of {cls.__name__} fields, but is {node!r}.")
+        raise ConfigError(f"`{path}` must be a mapping with {', '.join(_hints(cls))}, but is {node!r}.")
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for key in node:
         if key not in fields:
-            raise ConfigError(
-                f"`{join(path, str(key))}` is not a key here; known: {', '.join(sorted(fields))}."
-                + did_you_mean(str(key), fields)
-            )
-    values = {}
-    for name, field in fields.items():
-        if name in node:
-            values[name] = convert(_hints(cls)[name], node[name], join(path, name))
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"`{join(path, name)}` must be given.")
+            raise unknown_key(join(path, str(key)), fields)
+    must = [n for n, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
+    if missing := [f"`{join(path, name)}`" for name in must if name not in node]:
+        raise ConfigError(f"{', '.join(missing)} must be given.")
+    values = {name: convert(_hints(cls)[name], value, join(path, name)) for name, value in node.items()}
     try:
         return cls(**values)
     except ConfigError as error:  # a range check knows its key only by the field's name
@@ -52,7 +47,7 @@ def parse(cls: type[T], node: Mapping[str, Any], path: str) -> T:
 
 
 def convert(kind: Any, value: Any, path: str) -> Any:
-    """Check `value` against the type `kind` and convert where nothing is lost (int to float, list to tuple)."""
+    """Check `value` against the type `kind`; convert where nothing is lost (int to float, list to tuple)."""
     origin = typing.get_origin(kind)
     if kind is Any:
         return value
@@ -62,7 +57,9 @@ def convert(kind: Any, value: Any, path: str) -> Any:
         choices = typing.get_args(kind)
         if value not in choices:
             hint = did_you_mean(str(value), map(str, choices))
-            raise ConfigError(f"`{path}` must be one of {', '.join(map(str, choices))}, but is {value!r}.{hint}")
+            raise ConfigError(
+                f"`{path}` must be one of {', '.join(map(str, choices))}, but is {value!r}.{hint}"
+            )
         return value
     if dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else parse(kind, value, path)  # type: ignore[arg-type]
@@ -76,20 +73,20 @@ def convert(kind: Any, value: Any, path: str) -> Any:
 
 
 def _convert_union(kind: Any, value: Any, path: str) -> Any:
-    members = typing.get_args(kind)
-    if value is None and type(None) in members:
+    members = [m for m in typing.get_args(kind) if m is not type(None)]
+    if value is None and len(members) < len(typing.get_args(kind)):
         return None
-    members = [m for m in members if m is not type(None)]
-    error: ConfigError | None = None
+    errors = []
     for member in members:
         try:
             return convert(member, value, path)
-        except ConfigError as e:
-            error = error or e
-    if len(members) == 1:
-        raise error or ConfigError(path)
-    rule = " or ".join(_NAMES.get(m, getattr(m, "__name__", str(m))) for m in members)
-    raise ConfigError(f"`{path}` must be {rule}, but is {value!r}.")
+        except ConfigError as error:
+            errors.append(error)
+    # Of several kinds, one that fits but for something inside it has the better message.
+    inside = [error for error in errors if not str(error).startswith(f"`{path}` ")]
+    if len(members) == 1 or inside:
+        raise (inside or errors)[0]
+    raise ConfigError(f"`{path}` must be {' or '.join(map(_rule, members))}, but is {value!r}.")
 
 
 def _convert_sequence(kind: Any, origin: Any, value: Any, path: str) -> Any:
@@ -101,24 +98,43 @@ def _convert_sequence(kind: Any, origin: Any, value: Any, path: str) -> Any:
 
 
 def _convert_scalar(kind: Any, value: Any, path: str) -> Any:
-    rule = _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+    number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is float:
-        _expect(isinstance(value, int | float) and not isinstance(value, bool), path, rule, value)
+        _expect(number, path, _rule(kind), value)
         return float(value)
     if kind is int:
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        _expect(whole and not isinstance(value, bool), path, rule, value)
+        _expect(number and value == value // 1, path, _rule(kind), value)
         return int(value)
     if kind is Path:
-        _expect(isinstance(value, str | Path), path, rule, value)
+        _expect(isinstance(value, str | Path), path, _rule(kind), value)
         return Path(value).expanduser()
-    _expect(isinstance(value, kind), path, rule, value)
+    hint = f" Write {value!r} in quotes." if kind is str and isinstance(value, int | float) else ""
+    _expect(isinstance(value, kind), path, _rule(kind), value, hint)
     return value
 
 
-def _expect(ok: bool, path: str, rule: str, value: Any) -> None:
+def _rule(kind: Any) -> str:
+    """A type in words."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return " or ".join(map(str, typing.get_args(kind)))
+    if origin in (list, tuple, Sequence):
+        return "a list"
+    if origin in (dict, Mapping) or dataclasses.is_dataclass(kind):
+        return "a mapping"
+    return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _expect(ok: bool, path: str, rule: str, value: Any, hint: str = "") -> None:
     if not ok:
-        raise ConfigError(f"`{path}` must be {rule}, but is {value!r}.")
+        raise ConfigError(f"`{path}` must be {rule}, but is {value!r}.{hint}")
+
+
+def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
+    """The error for a key that does not exist; `known` are the names that it could have had at its place."""
+    near = did_you_mean(path.rpartition(".")[2], known)
+    names = "" if near else f"; known here: {', '.join(sorted(known)) or 'none'}"
+    return ConfigError(f"`{path}` is not a key{names}.{near}")
 
 
 def join(path: str, key: str) -> str:
@@ -127,6 +143,7 @@ def join(path: str, key: str) -> str:
 
 def _prefix(message: str, path: str) -> str:
     """Put `path` in front of the first key a message names, unless it is there already."""
-    if not path or not message.startswith("`") or message.startswith(f"`{path}"):
+    known = any(message.startswith(f"`{path}{end}") for end in ".[`")
+    if not path or known or not message.startswith("`"):
         return message
     return f"`{path}." + message[1:]

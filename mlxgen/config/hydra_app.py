@@ -1,0 +1,64 @@
+"""What is left to Hydra's own application: `--info`, and the scripts of shell completion."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlxgen.config.compose import compose, leaves
+from mlxgen.config.folders import GROUPS, choices, conf_dir, config_dirs
+from mlxgen.config.words import read_overrides
+from mlxgen.errors import EXIT_OK, ConfigError
+
+
+def show_info(topic: str, words: Sequence[str], config_dir: Path | None) -> int:
+    """Hydra's report on a configuration: where it searches, what it found, what it composed."""
+    overrides = read_overrides(words, config_dir)
+    return _hydra(["--info", topic, *overrides.hydra_words], overrides.config_dir)
+
+
+def shell_completion(command: str) -> int:
+    """`install=bash` prints a script, which calls `query=bash` with the line so far in COMP_LINE."""
+    verb, _, shell = command.partition("=")
+    if verb not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
+        raise ConfigError(
+            f"`-sc` must be install=, uninstall= or query= with bash, zsh or fish, but is {command!r}."
+        )
+    if verb != "query":
+        return _hydra(["-sc", command], None)
+    print(*candidates(os.environ.get("COMP_LINE", "")), sep="\n" if shell == "fish" else " ")
+    return EXIT_OK
+
+
+def candidates(line: str) -> list[str]:
+    """What the last word of a command line may become: tasks, groups with their choices, keys."""
+    words = line.split(" ")[1:] or [""]
+    *before, last = words
+    name, equals, _ = last.partition("=")
+    key, dirs = name.lstrip("+"), config_dirs(None)
+    if equals:
+        found = [f"{name}={choice}" for choice in choices(key, dirs)] if key in GROUPS else []
+    else:
+        plus = name[: len(name) - len(key)]
+        chosen = [word for word in before if word.lstrip("+").split("=")[0] in GROUPS]
+        known = leaves(compose(read_overrides(chosen)))
+        found = [*(f"{plus}{group}=" for group in GROUPS)]
+        found += [f"{plus}{path}=" for path, value in known if not isinstance(value, dict)]
+        found += choices("task", dirs) if all("=" in word for word in before) else []
+    return [word for word in found if word.startswith(last)]
+
+
+def _hydra(arguments: list[str], config_dir: Path | None) -> int:
+    """Call Hydra's application, which reads sys.argv and ends the process itself if something is wrong."""
+    import hydra
+
+    dirs = config_dirs(config_dir)
+    extra = ["--config-dir", str(dirs[0])] if len(dirs) > 1 else []
+    own, sys.argv = sys.argv, ["mlxgen", *arguments, *extra]
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(lambda cfg: None)()
+    finally:
+        sys.argv = own
+    return EXIT_OK

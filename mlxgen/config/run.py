@@ -1,0 +1,78 @@
+"""What a run is: the typed form of the composed configuration. conf/config.yaml says what each key is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mlxgen.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageConfig:
+    """A checkpoint inside Python packages: the members of the wheels, joined in order, make `file`."""
+
+    requirements: tuple[str, ...]
+    members: tuple[str, ...]
+    sha256: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which checkpoint, and how its weights are held."""
+
+    source: str
+    revision: str | None = None
+    package: PackageConfig | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dequantize: bool | Literal["auto"] = "auto"
+    fuse: bool = True
+    strict: bool = True
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    kind: Literal["auto", "none", "bytes"] = "auto"
+    chat_template: str | None = None
+    template_args: dict[str, Any] = field(default_factory=dict)
+    fold_system: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run, checked. Parts that the user may replace stay plain data until they are built."""
+
+    model: ModelConfig
+    architecture: dict[str, Any]
+    tokenizer: TokenizerConfig
+    cache: dict[str, Any]
+    sampler: dict[str, Any]
+    task: dict[str, Any]
+    prompt: str | None = None
+    system: str | None = None
+    prefill: str | None = None
+    raw: bool = False
+    max_tokens: int = 512
+    stop: tuple[str, ...] | str | None = ()
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    prefill_chunk: int = 512
+    output: Literal["text", "json", "jsonl"] = "text"
+    stats: bool | Literal["auto"] = "auto"
+    debug: bool = False
+    # What the caller gives, never YAML:
+    trust: tuple[str, ...] = ()  # packages that `_target_` may name
+    config_dirs: tuple[Path, ...] = ()
+    variant: tuple[str, ...] = ()  # in a sweep, the words that tell this run from the others
+
+    def __post_init__(self) -> None:
+        require(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
+        require(self.prefill_chunk >= 1, "prefill_chunk", "at least 1", self.prefill_chunk)
+        require(self.top_logprobs >= 0, "top_logprobs", "at least 0", self.top_logprobs)
+
+
+FROM_CALLER = ("trust", "config_dirs", "variant")
