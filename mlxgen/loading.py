@@ -12,7 +12,8 @@ import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
 # isort: split
 import mlx.core as mx
 
-from mlxgen.blueprint import Blueprint, find_blueprint
+from mlxgen.blueprint import Blueprint, DecoderSpec, find_blueprint
+from mlxgen.blueprint.spec import MoeSpec
 from mlxgen.checkpoint import Checkpoint, PackageSource, open_checkpoint
 from mlxgen.checkpoint.load import load_weights, names_of
 from mlxgen.config import ModelConfig, TokenizerConfig, config_dirs
@@ -58,8 +59,9 @@ def load(
         spec = blueprint.spec(checkpoint.config, names_of(checkpoint, blueprint.weights))
     except ConfigError as error:  # it is the checkpoint's fault, not the user's
         raise ModelError(f"{checkpoint.path}: {error}") from error
-    decoder = Decoder(spec)
     dtype, dequantize = precision(model)
+    _check_experts(spec, dtype, dequantize)
+    decoder = Decoder(spec)
     load_weights(
         decoder,
         checkpoint,
@@ -89,6 +91,13 @@ def precision(model: ModelConfig) -> tuple[mx.Dtype | None, bool]:
     on_cpu = mx.default_device().type == mx.cpu
     dtype = _DTYPES.get(model.dtype) or (mx.float32 if on_cpu else None)
     return dtype, on_cpu if model.dequantize == "auto" else bool(model.dequantize)
+
+
+def _check_experts(spec: DecoderSpec, dtype: mx.Dtype | None, dequantize: bool) -> None:
+    """MLX's CPU backend gathers plain expert weights in float32 only."""
+    experts = any(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
+    if experts and dequantize and dtype != mx.float32 and mx.default_device().type == mx.cpu:
+        raise ConfigError("`model.dtype` must be float32 for a mixture of experts on a CPU; leave it at auto.")
 
 
 def load_model(source: str | Path, dtype: str = "float32") -> Decoder:

@@ -128,7 +128,9 @@ class Tokenizer(Protocol):
         """How one token of the vocabulary is written, for display."""
         ...
 
-    def stream(self, *, skip_special: bool = True) -> TextStream: ...
+    def stream(self, *, skip_special: bool = True, continues: bool = False) -> TextStream:
+        """`continues`: the text goes on in the middle, so a first space is not dropped."""
+        ...
 
 
 class TensorSource(Protocol):

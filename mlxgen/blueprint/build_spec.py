@@ -8,6 +8,7 @@ from typing import Any
 from mlxgen.blueprint import spec as specs
 from mlxgen.blueprint.expression import Evaluator
 from mlxgen.blueprint.hf_config import HfConfig
+from mlxgen.blueprint.mixers import MIXERS
 from mlxgen.blueprint.rope import RopeSpec
 from mlxgen.blueprint.schedule import layer_schedule
 from mlxgen.errors import ConfigError, did_you_mean
@@ -23,7 +24,9 @@ _ACTIVATIONS = {
     "gelu_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
+_FFNS = ("mlp", "moe")
 
 
 def build_spec(tree: Mapping[str, Any], hf: HfConfig, weight_names: frozenset[str]) -> specs.DecoderSpec:
@@ -44,55 +47,64 @@ class _Builder:
         count = self._name("config.layers")
         if not isinstance(count, int) or count < 1:
             raise ConfigError(f"config.json: the number of layers must be at least 1, but is {count!r}.")
-        schedules = {
-            part: layer_schedule(self._variants(f"{part}_schedule"), count, f"variants.{part}_schedule")
-            for part in ("attention", "ffn")
-        }
+        schedules = {part: self._schedule(part, count) for part in ("mixer", "ffn")}
         layers = tuple(self._layer(i, schedules) for i in range(count))
         for key in ("embed_norm", "final_norm"):
             node[key] = self._norm(node[key])
         return parse(specs.DecoderSpec, {**node, "layers": layers}, "")
 
+    def _schedule(self, part: str, count: int) -> list[str]:
+        path = f"variants.{part}_schedule"
+        names = layer_schedule(self.evaluator.tree(self.tree["variants"][f"{part}_schedule"], path), count, path)
+        known = self.tree["variants"][part]
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"`{path}` must name one of {', '.join(known)}, but names {name!r}.")
+        return names
+
     def _layer(self, index: int, schedules: Mapping[str, list[str]]) -> specs.LayerSpec:
         self.layer = index
-        node = {**self.tree["layer"]}
-        for part, names in schedules.items():
-            variants = self.tree["variants"][part]
-            name = names[index]
-            if name not in variants:
-                raise ConfigError(
-                    f"`variants.{part}_schedule` must name one of {', '.join(variants)}, but names {name!r}."
-                )
-            node[part] = merge(node[part], variants[name])
         path = f"layers[{index}]"
-        node = self.evaluator.tree(node, path)
+        node = self.evaluator.tree(self.tree["layer"], path)
         norms = {f"{k}_norm": self._norm(v) for k, v in node.pop("norms").items()}
-        attention = self._attention(node.pop("attention"), f"{path}.attention")
-        ffn = self._ffn(node.pop("ffn"), f"{path}.ffn")
-        return parse(specs.LayerSpec, {**node, **norms, "attention": attention, "ffn": ffn}, path)
+        blocks = {}
+        for part, build in (("mixer", self._mixer), ("ffn", self._ffn)):
+            variant = dict(self.tree["variants"][part][schedules[part][index]])
+            kind = self.evaluator.tree(variant.pop("kind", node[part]), f"{path}.{part}.kind")
+            blocks[part] = None if kind in (None, "none") else build(kind, variant, f"{path}.{part}")
+        return parse(specs.LayerSpec, {**node, **norms, **blocks}, path)
 
-    def _attention(self, node: dict[str, Any], path: str) -> specs.AttentionSpec:
-        rope = node.pop("rope")
+    def _template(self, kind: str, changes: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """The block that the blueprint describes under `kind`, with a variant's changes."""
+        if kind not in self.tree or kind not in (*MIXERS, *_FFNS):
+            raise ConfigError(f"`{path}.kind` must be one of {', '.join((*MIXERS, *_FFNS))}, but is {kind!r}.")
+        return self.evaluator.tree(merge(self.tree[kind], changes), path)
+
+    def _mixer(self, kind: str, changes: Mapping[str, Any], path: str) -> specs.MixerSpec:
+        node = self._template(kind, changes, path)
+        rope = node.pop("rope", None)
         if rope and rope.pop("use", True):
             node["rope"] = RopeSpec.from_settings(
                 rope["settings"], dims=rope["dims"], interleaved=rope["interleaved"]
             )
-        if node["qk_norm"]:
-            norm = self._norm(node["qk_norm"].pop("norm", True))
-            node["qk_norm"] = {**node["qk_norm"], "norm": norm}
-        return parse(specs.AttentionSpec, node, path)
+        if node.get("qk_norm"):
+            node["qk_norm"] = {**node["qk_norm"], "norm": self._norm(node["qk_norm"].get("norm", True))}
+        if "norm" in node:
+            node["norm"] = self._norm(node["norm"])
+        return parse(MIXERS[kind], node, path)
 
-    def _ffn(self, node: dict[str, Any], path: str) -> specs.MlpSpec | specs.MoeSpec:
-        kind = node.pop("kind")
-        mlp = {k: node.pop(k) for k in ("width", "activation", "gated", "bias")}
-        mlp["activation"] = self._activation(mlp["activation"])
+    def _ffn(self, kind: str, changes: Mapping[str, Any], path: str) -> specs.FfnSpec:
         if kind == "mlp":
-            return parse(specs.MlpSpec, {**mlp, **node}, path)
-        if kind != "moe":
-            raise ConfigError(f"`{path}.kind` must be mlp or moe, but is {kind!r}.")
+            return self._mlp(changes, path)
+        node = self._template(kind, changes, path)
+        node["expert"] = self._mlp(node["expert"], f"{path}.expert")
         if node.get("shared"):
-            node["shared"] = {**mlp, **node["shared"]}
-        return parse(specs.MoeSpec, {**node, "expert": mlp}, path)
+            node["shared"] = self._mlp(node["shared"], f"{path}.shared")
+        return parse(specs.MoeSpec, node, path)
+
+    def _mlp(self, changes: Mapping[str, Any], path: str) -> specs.MlpSpec:
+        node = self._template("mlp", changes, path)
+        return parse(specs.MlpSpec, {**node, "activation": self._activation(node["activation"])}, path)
 
     def _norm(self, node: Any) -> specs.NormSpec | None:
         """`true` is the family's norm, a mapping changes some of its fields, `false` is no norm."""
@@ -108,9 +120,6 @@ class _Builder:
                 f"config.json: the activation must be one of {', '.join(_ACTIVATIONS)}, but is {name!r}.{hint}"
             )
         return _ACTIVATIONS[name]
-
-    def _variants(self, key: str) -> Any:
-        return self.evaluator.tree(self.tree["variants"][key], f"variants.{key}")
 
     def _name(self, name: str) -> Any:
         if name == "layer":

@@ -41,6 +41,26 @@ class Buffer(Protocol):
     def copy(self) -> Any: ...
 
 
+class NoBuffer:
+    """Keeps nothing: for the values of latent attention, which are a part of its keys."""
+
+    size = 0
+    nbytes = 0
+    state: list[mx.array] = []  # noqa: RUF012
+
+    def append(self, x: None) -> None:
+        pass
+
+    def read(self, start: int = 0) -> None:
+        return None
+
+    def remove(self, start: int, stop: int) -> None:
+        pass
+
+    def copy(self) -> NoBuffer:
+        return self
+
+
 class DenseBuffer:
     """Plain arrays in the model's dtype."""
 

@@ -12,7 +12,8 @@ import mlx.core as mx
 
 from mlxgen.cache.buffer import Buffer, DenseBuffer
 
-Attention = Callable[[mx.array, mx.array, mx.array, Any], mx.array]
+Values = mx.array | None  # latent attention has no values besides its keys
+Attention = Callable[[mx.array, mx.array, Values, Any], mx.array]
 
 
 class FullCache:
@@ -28,11 +29,11 @@ class FullCache:
     def make_mask(self, length: int) -> Any:
         return "causal" if length > 1 else None
 
-    def attend(self, q: mx.array, k: mx.array, v: mx.array, mask: Any, attention: Attention) -> mx.array:
+    def attend(self, q: mx.array, k: mx.array, v: Values, mask: Any, attention: Attention) -> mx.array:
         self._store(k, v)
         return attention(q, self.keys.read(), self.values.read(), mask)
 
-    def _store(self, k: mx.array, v: mx.array) -> None:
+    def _store(self, k: mx.array, v: Values) -> None:
         self.keys.append(k)
         self.values.append(v)
         self.offset += k.shape[2]
@@ -79,16 +80,25 @@ class FullCache:
 class WindowCache(FullCache):
     """Keeps the first `sinks` tokens and the newest ones; a token sees the sinks, itself and `window` - 1 before it.
 
-    Sinks: arXiv:2309.17453 (positions stay those of the text, as the keys were rotated). Dropped tokens are moved out
-    only every `slack` tokens, so most steps write in place, and that many of the newest can be taken back.
+    Sinks: arXiv:2309.17453 (positions stay those of the text, as the keys were rotated). `chunked`: a token sees its own
+    chunk of `window` tokens instead, up to itself (Llama 4). Dropped tokens are moved out only every `slack` tokens, so
+    most steps write in place, and that many of the newest can be taken back.
     """
 
     kind = "window"
     slack = 256
 
-    def __init__(self, window: int, sinks: int = 0, keys: Buffer | None = None, values: Buffer | None = None):
+    def __init__(
+        self,
+        window: int,
+        sinks: int = 0,
+        keys: Buffer | None = None,
+        values: Buffer | None = None,
+        *,
+        chunked: bool = False,
+    ):
         super().__init__(keys, values)
-        self.window, self.sinks = window, sinks
+        self.window, self.sinks, self.chunked = window, sinks, chunked
         self.dropped = 0  # tokens between the sinks and the oldest one that is kept
 
     def make_mask(self, length: int) -> Any:
@@ -97,13 +107,14 @@ class WindowCache(FullCache):
         start = self.offset  # position of the first new token
         if start + length <= self.window:
             return "causal"
-        positions = mx.concatenate(
+        keys = mx.concatenate(
             [mx.arange(a, b) + (0 if b <= self.sinks else self.dropped) for a, b in self._visible_slots(length)]
         )
-        back = mx.arange(start, start + length)[:, None] - positions
-        return (back >= 0) & ((back < self.window) | (positions < self.sinks))
+        queries = mx.arange(start, start + length)[:, None]
+        near = queries // self.window == keys // self.window if self.chunked else queries - keys < self.window
+        return (queries >= keys) & (near | (keys < self.sinks))
 
-    def attend(self, q: mx.array, k: mx.array, v: mx.array, mask: Any, attention: Attention) -> mx.array:
+    def attend(self, q: mx.array, k: mx.array, v: Values, mask: Any, attention: Attention) -> mx.array:
         slots = self._visible_slots(k.shape[2])
         self._store(k, v)
         out = attention(q, _read(self.keys, slots), _read(self.values, slots), mask)
@@ -114,7 +125,8 @@ class WindowCache(FullCache):
         """The ranges of slots that the next `length` tokens see, their own included."""
         end = self.keys.size + length
         sinks = min(self.sinks, end)
-        first = max(self.offset - self.window + 1 - self.dropped, sinks)  # the first new token's window
+        oldest = self.offset // self.window * self.window if self.chunked else self.offset - self.window + 1
+        first = max(oldest - self.dropped, sinks)  # the first new token's window
         if not sinks:
             return [(first, end)]
         return [(0, sinks), (first, end)] if first < end else [(0, sinks)]
@@ -143,12 +155,13 @@ class WindowCache(FullCache):
         return self.dropped == 0 or self.keys.size - count - self.sinks >= self.window - 1
 
     def copy(self) -> WindowCache:
-        other = WindowCache(self.window, self.sinks, self.keys.copy(), self.values.copy())
+        keys, values = self.keys.copy(), self.values.copy()
+        other = WindowCache(self.window, self.sinks, keys, values, chunked=self.chunked)
         other.offset, other.dropped = self.offset, self.dropped
         return other
 
 
-def _read(buffer: Buffer, slots: list[tuple[int, int]]) -> mx.array:
+def _read(buffer: Buffer, slots: list[tuple[int, int]]) -> Values:
     """The slots of up to two ranges; the last one reaches to the end."""
     (start, stop), *rest = slots
     if not rest:

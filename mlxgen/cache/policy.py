@@ -5,10 +5,11 @@ Layers with a window of their own never keep more than that window, whatever the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec
-from mlxgen.cache.buffer import Buffer, DenseBuffer, QuantizedBuffer
+from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MixerSpec
+from mlxgen.cache.buffer import Buffer, DenseBuffer, NoBuffer, QuantizedBuffer
 from mlxgen.cache.layer_cache import FullCache, WindowCache
 from mlxgen.errors import ConfigError, require
 
@@ -21,7 +22,7 @@ class Full:
     """Keep every token."""
 
     def __call__(self, spec: DecoderSpec) -> list[FullCache]:
-        return [_cache(layer.attention, DenseBuffer(), DenseBuffer()) for layer in spec.layers]
+        return [layer_cache(layer.mixer, DenseBuffer, DenseBuffer) for layer in spec.layers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +40,15 @@ class Window:
         require(0 <= self.sinks < self.size, "cache.sinks", f"from 0 to size - 1 ({self.size - 1})", self.sinks)
 
     def __call__(self, spec: DecoderSpec) -> list[FullCache]:
-        return [self._layer(layer.attention) for layer in spec.layers]
+        return [self._layer(layer.mixer) for layer in spec.layers]
 
-    def _layer(self, attention: AttentionSpec) -> FullCache:
-        own = attention.window
-        if own is not None and own <= self.size:
-            return WindowCache(own)
-        return WindowCache(self.size - self.sinks, self.sinks)
+    def _layer(self, mixer: MixerSpec | None) -> FullCache:
+        own = None if mixer is None else mixer.window or mixer.chunk
+        if mixer is None or (own is not None and own <= self.size):
+            return layer_cache(mixer, DenseBuffer, DenseBuffer)
+        if isinstance(mixer, AttentionSpec) and mixer.alibi:
+            raise ConfigError("`cache` must keep every token for a model with ALiBi, whose scores need all distances; use cache=full.")
+        return WindowCache(self.size - self.sinks, self.sinks, *_buffers(mixer, DenseBuffer, DenseBuffer))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,20 +68,38 @@ class Quantized:
 
     def __call__(self, spec: DecoderSpec) -> list[FullCache]:
         for i, layer in enumerate(spec.layers):
-            dims = layer.attention.head_dim
-            if dims % self.group_size:
-                fits = [g for g in GROUP_SIZES if dims % g == 0]
-                raise ConfigError(
-                    f"`cache.group_size` must divide the head size of layer {i} ({dims}), but is {self.group_size}; "
-                    + (f"{fits[-1]} does." if fits else "this model's keys can't be quantized.")
-                )
-        return [_cache(layer.attention, self._buffer(self.k_bits), self._buffer(self.v_bits)) for layer in spec.layers]
+            for dims in _widths(layer.mixer):
+                self._check_width(i, dims)
+        return [layer_cache(layer.mixer, self._buffer(self.k_bits), self._buffer(self.v_bits)) for layer in spec.layers]
 
-    def _buffer(self, bits: int) -> Buffer:
-        return QuantizedBuffer(bits, self.group_size, self.start)
+    def _check_width(self, layer: int, dims: int) -> None:
+        if dims % self.group_size:
+            fits = [g for g in GROUP_SIZES if dims % g == 0]
+            raise ConfigError(
+                f"`cache.group_size` must divide the head size of layer {layer} ({dims}), but is {self.group_size}; "
+                + (f"{fits[-1]} does." if fits else "this model's keys can't be quantized.")
+            )
+
+    def _buffer(self, bits: int) -> Callable[[], Buffer]:
+        return lambda: QuantizedBuffer(bits, self.group_size, self.start)
 
 
-def _cache(attention: AttentionSpec, keys: Buffer, values: Buffer) -> FullCache:
-    if attention.window is None:
-        return FullCache(keys, values)
-    return WindowCache(attention.window, 0, keys, values)
+def layer_cache(mixer: MixerSpec | None, keys: Callable[[], Buffer], values: Callable[[], Buffer]) -> FullCache:
+    """The cache that a layer itself asks for, over buffers of the policy's kind."""
+    buffers = _buffers(mixer, keys, values)
+    if mixer is not None and mixer.window is not None:
+        return WindowCache(mixer.window, 0, *buffers)
+    if mixer is not None and mixer.chunk is not None:
+        return WindowCache(mixer.chunk, 0, *buffers, chunked=True)
+    return FullCache(*buffers)
+
+
+def _buffers(mixer: MixerSpec | None, keys: Callable[[], Buffer], values: Callable[[], Buffer]) -> tuple[Buffer, Buffer]:
+    return keys(), NoBuffer() if isinstance(mixer, LatentAttentionSpec) else values()
+
+
+def _widths(mixer: MixerSpec | None) -> list[int]:
+    """How many numbers a head's keys, and its values, have."""
+    if isinstance(mixer, AttentionSpec):
+        return [mixer.head_dim, mixer.value_dim]
+    return [mixer.kv_rank + mixer.rope_dim] if isinstance(mixer, LatentAttentionSpec) else []

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import mlx.core as mx
+import mlx.nn as nn
 
 # Plain operations, not mlx.nn's compiled ones: on a CPU mx.compile calls the system's C++ compiler while it runs.
 
@@ -32,6 +33,26 @@ def relu(x: mx.array) -> mx.array:
 def relu2(x: mx.array) -> mx.array:
     """relu squared, arXiv:2109.08668."""
     return mx.square(mx.maximum(x, 0))
+
+
+class XIELU(nn.Module):
+    """A learned activation, arXiv:2411.13010: quadratic above 0, exponential below. Reference: transformers, Apertus."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = mx.zeros((1,)), mx.zeros((1,))
+        self.beta, self.eps = mx.array(0.5), mx.array(-1e-6)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        a_p = mx.logaddexp(self.alpha_p, 0.0)  # softplus
+        a_n = self.beta + mx.logaddexp(self.alpha_n, 0.0)
+        below = (mx.expm1(mx.minimum(x, self.eps)) - x) * a_n
+        return mx.where(x > 0, a_p * x * x, below) + self.beta * x
+
+
+def build_activation(name: str) -> Callable[[mx.array], mx.array]:
+    """The function of this name; a learned one is a new module."""
+    return XIELU() if name == "xielu" else ACTIVATIONS[name]
 
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {

@@ -6,51 +6,68 @@ The family's peculiarities are all in the spec; see conf/architecture.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxgen.blueprint.spec import DecoderSpec, LayerSpec, MoeSpec
+from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
 from mlxgen.decoder.attention import Attention
+from mlxgen.decoder.latent_attention import LatentAttention
 from mlxgen.decoder.mlp import MLP
 from mlxgen.decoder.moe import MoE
 from mlxgen.decoder.norm import build_norm
 from mlxgen.decoder.uncached import Uncached
 from mlxgen.protocols import LayerCache
 
+MIXERS: dict[type, type[nn.Module]] = {AttentionSpec: Attention, LatentAttentionSpec: LatentAttention}
+FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE}
+
 
 class DecoderLayer(nn.Module):
-    """Attention, then a feed-forward block, each added to the residual stream."""
+    """A mixer, then a feed-forward block, each added to the residual stream."""
 
     def __init__(self, spec: LayerSpec, hidden_size: int):
         super().__init__()
-        self.self_attn = Attention(spec.attention, hidden_size)
-        self.mlp = MoE(spec.ffn, hidden_size) if isinstance(spec.ffn, MoeSpec) else MLP(spec.ffn, hidden_size)
-        self.attn_in_norm = build_norm(spec.attn_in_norm, hidden_size)
-        self.mlp_in_norm = build_norm(spec.mlp_in_norm, hidden_size)
+        if spec.mixer is not None:
+            self.self_attn = MIXERS[type(spec.mixer)](spec.mixer, hidden_size)
+            self.attn_in_norm = build_norm(spec.attn_in_norm, hidden_size)
+        if spec.ffn is not None:
+            self.mlp = FFNS[type(spec.ffn)](spec.ffn, hidden_size)
+            if not spec.shared_in_norm:
+                self.mlp_in_norm = build_norm(spec.mlp_in_norm, hidden_size)
         if spec.attn_out_norm is not None:
             self.attn_out_norm = build_norm(spec.attn_out_norm, hidden_size)
         if spec.mlp_out_norm is not None:
             self.mlp_out_norm = build_norm(spec.mlp_out_norm, hidden_size)
-        self.parallel = spec.parallel
-        self.residual_scale = spec.residual_scale
-        self.window = spec.attention.window
+        self.spec = spec
+        self.mask_kind = (spec.mixer.window, spec.mixer.chunk) if spec.mixer is not None else None
 
     def __call__(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
-        """x [B * L, hidden] -> [B * L, hidden]."""
-        scale = self.residual_scale
-        attn = self["self_attn"](self["attn_in_norm"](x), batch, cache, mask, length)
-        if "attn_out_norm" in self:
-            attn = self["attn_out_norm"](attn)
-        h = x if self.parallel else x + (attn if scale == 1.0 else attn * scale)
-        mlp = self["mlp"](self["mlp_in_norm"](h))
-        if "mlp_out_norm" in self:
-            mlp = self["mlp_out_norm"](mlp)
-        if self.parallel:
-            mlp = attn + mlp
-        return h + (mlp if scale == 1.0 else mlp * scale)
+        """x [T, hidden] -> [T, hidden]."""
+        if self.spec.parallel:
+            return self._parallel(x, batch, cache, mask, length)
+        scale = self.spec.residual_scale
+        if "self_attn" in self:
+            y = self["self_attn"](self["attn_in_norm"](x), batch, cache, mask, length)
+            if "attn_out_norm" in self:
+                y = self["attn_out_norm"](y)
+            x = x + (y if scale == 1.0 else y * scale)
+        if "mlp" in self:
+            y = self["mlp"](self["mlp_in_norm"](x))
+            if "mlp_out_norm" in self:
+                y = self["mlp_out_norm"](y)
+            x = x + (y if scale == 1.0 else y * scale)
+        return x
+
+    def _parallel(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
+        """Mixer and feed-forward block both read the layer's input."""
+        normed = self["attn_in_norm"](x)
+        attn = self["self_attn"](normed, batch, cache, mask, length)
+        mlp = self["mlp"](normed if self.spec.shared_in_norm else self["mlp_in_norm"](x))
+        return x + (attn + mlp) * self.spec.residual_scale
 
 
 class Decoder(nn.Module):
@@ -60,8 +77,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
-        if spec.learned_positions is not None:
-            self.embed_positions = nn.Embedding(spec.learned_positions, spec.hidden_size)
+        if spec.positions is not None and spec.positions.kind == "learned":
+            self.embed_positions = nn.Embedding(spec.positions.rows, spec.hidden_size)
         self.embed_norm = build_norm(spec.embed_norm, spec.hidden_size)
         self.layers = [DecoderLayer(layer, spec.hidden_size) for layer in spec.layers]
         self.final_norm = build_norm(spec.final_norm, spec.hidden_size)
@@ -83,17 +100,17 @@ class Decoder(nn.Module):
         ropes rotate all positions of a long sequence differently.
         """
         if caches is None:
-            caches = [Uncached(layer.window) for layer in self.layers]
+            caches = [Uncached(*(layer.mask_kind or ())) for layer in self.layers]
         B, L = tokens.shape
         offset = caches[0].offset
         x = self._embed(tokens, offset).reshape(B * L, -1)  # to most of a layer, every token is just a row
         if length is None:
             length = offset + L if isinstance(offset, int) else L
-        masks: dict[int | None, Any] = {}  # layers with the same window share one mask
+        masks: dict[Any, Any] = {None: None}  # layers that see alike share one mask
         for layer, cache in zip(self.layers, caches, strict=True):
-            if layer.window not in masks:
-                masks[layer.window] = cache.make_mask(L)
-            x = layer(x, B, cache, masks[layer.window], length)
+            if layer.mask_kind not in masks:
+                masks[layer.mask_kind] = cache.make_mask(L)
+            x = layer(x, B, cache, masks[layer.mask_kind], length)
         return self.final_norm(x).reshape(B, L, -1)
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -109,14 +126,26 @@ class Decoder(nn.Module):
     @property
     def recompute_at(self) -> int | None:
         """Sequences that grow beyond this length must be computed anew: their rope rotates every position differently."""
-        points = [s.attention.rope.changes_at for s in self.spec.layers if s.attention.rope]
+        ropes = [layer.mixer.rope for layer in self.spec.layers if layer.mixer is not None]
+        points = [rope.changes_at for rope in ropes if rope is not None]
         return min((p for p in points if p is not None), default=None)
 
     def _embed(self, tokens: mx.array, offset: int | mx.array) -> mx.array:
+        spec = self.spec
         x = self.embed_tokens(tokens)
-        if self.spec.embed_scale != 1.0:
-            x = x * self.spec.embed_scale
-        if self.spec.learned_positions is not None:
-            positions = mx.arange(tokens.shape[1]) + (offset if isinstance(offset, int) else offset[:, None])
-            x = x + self.embed_positions(positions)
+        if spec.embed_scale != 1.0:
+            x = x * spec.embed_scale
+        if spec.positions is not None:
+            start = offset if isinstance(offset, int) else offset[:, None]
+            rows = mx.arange(tokens.shape[1]) + start + spec.positions.shift
+            learned = spec.positions.kind == "learned"
+            x = x + (self.embed_positions(rows) if learned else sines(rows, spec.hidden_size).astype(x.dtype))
         return self.embed_norm(x)
+
+
+def sines(positions: mx.array, dims: int) -> mx.array:
+    """Position vectors [..., dims] of sines, then cosines, of falling frequency (arXiv:1706.03762 section 3.5)."""
+    half = dims // 2
+    frequencies = mx.exp(mx.arange(half) * (-math.log(10000) / (half - 1)))
+    angles = positions[..., None] * frequencies
+    return mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=-1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.spec import MlpSpec
-from mlxgen.decoder.activation import ACTIVATIONS
+from mlxgen.decoder.activation import build_activation
 
 
 class MLP(nn.Module):
@@ -21,16 +23,29 @@ class MLP(nn.Module):
             self.gate_proj = nn.Linear(hidden_size, spec.width, bias=spec.bias)
         self.up_proj = nn.Linear(hidden_size, spec.width, bias=spec.bias)
         self.down_proj = nn.Linear(spec.width, hidden_size, bias=spec.bias)
-        self.activation = ACTIVATIONS[spec.activation]
-        self.gated = spec.gated
+        self.activation = build_activation(spec.activation)
+        self.spec = spec
         self.fused = False
 
     def __call__(self, x: mx.array) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
-        if not self.gated:
-            return self.down_proj(self.activation(self.up_proj(x)))
+        gate = None
         if self.fused:
             gate, up = mx.split(self["gate_up_proj"](x), 2, axis=-1)
         else:
-            gate, up = self.gate_proj(x), self.up_proj(x)
-        return self["down_proj"](self.activation(gate) * up)
+            up = self["up_proj"](x)
+            if self.spec.gated:
+                gate = self["gate_proj"](x)
+        return self["down_proj"](combine(self.spec, self.activation, gate, up))
+
+
+def combine(
+    spec: MlpSpec, activation: Callable[[mx.array], mx.array], gate: mx.array | None, up: mx.array
+) -> mx.array:
+    """What goes into the down projection."""
+    if gate is None:
+        return activation(up)
+    if spec.clamp is None:
+        return activation(gate) * up
+    gate, up = mx.minimum(gate, spec.clamp.limit), mx.clip(up, -spec.clamp.limit, spec.clamp.limit)
+    return gate * mx.sigmoid(spec.clamp.alpha * gate) * (up + 1)

@@ -10,9 +10,10 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxgen.blueprint.spec import MlpSpec, MoeSpec, RouterSpec
-from mlxgen.decoder.activation import ACTIVATIONS
-from mlxgen.decoder.mlp import MLP
+from mlxgen.blueprint.spec import MlpSpec, MoeSpec
+from mlxgen.decoder.activation import build_activation
+from mlxgen.decoder.mlp import MLP, combine
+from mlxgen.decoder.router import Router
 
 # From this many rows on, tokens are sorted by expert: each expert's weights are then read once.
 _SORT_FROM = 64
@@ -79,50 +80,26 @@ class Experts(nn.Module):
             self.gate_proj = ExpertLinear(num_experts, hidden_size, spec.width, spec.bias)
         self.up_proj = ExpertLinear(num_experts, hidden_size, spec.width, spec.bias)
         self.down_proj = ExpertLinear(num_experts, spec.width, hidden_size, spec.bias)
-        self.activation = ACTIVATIONS[spec.activation]
-        self.gated = spec.gated
+        self.activation = build_activation(spec.activation)
+        self.spec = spec
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """x [T, hidden], experts [T, k] -> each token through each of its experts [T, k, hidden]."""
+        """x [T, 1 or k, hidden], experts [T, k] -> each token through each of its experts [T, k, hidden].
+
+        With k inputs per token, each expert gets its own.
+        """
         T, k = experts.shape
         if T * k < _SORT_FROM:
-            return self._forward(x[:, None, None], experts, False)[:, :, 0]
+            return self._forward(x[:, :, None], experts, False)[:, :, 0]
         order = mx.argsort(experts.flatten())
-        rows = x[order // k][:, None]  # [T * k, 1, hidden], by expert
+        rows = x.reshape(-1, x.shape[-1])[order * x.shape[1] // k][:, None]  # [T * k, 1, hidden], by expert
         y = self._forward(rows, experts.flatten()[order], True)[:, 0]
         return y[mx.argsort(order)].reshape(T, k, -1)
 
     def _forward(self, x: mx.array, experts: mx.array, sorted_rows: bool) -> mx.array:
         up = self.up_proj(x, experts, sorted_rows)
-        if self.gated:
-            h = self.activation(self.gate_proj(x, experts, sorted_rows)) * up
-        else:
-            h = self.activation(up)
-        return self.down_proj(h, experts, sorted_rows)
-
-
-class Router(nn.Module):
-    """Scores every expert for every token; the best `top_k` are chosen. Computed in float32."""
-
-    def __init__(self, spec: RouterSpec, num_experts: int, top_k: int, hidden_size: int):
-        super().__init__()
-        self.weight = mx.zeros((num_experts, hidden_size))
-        if spec.bias:
-            self.bias = mx.zeros((num_experts,))
-        self.spec = spec
-        self.top_k = top_k
-
-    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """x [T, hidden] -> (experts [T, k], weights [T, k] in float32)."""
-        logits = x @ self.weight.T
-        if self.spec.bias:
-            logits = logits + self.bias
-        scores = mx.softmax(logits.astype(mx.float32), axis=-1)
-        experts = mx.argpartition(-scores, self.top_k - 1, axis=-1)[:, : self.top_k]
-        weights = mx.take_along_axis(scores, experts, axis=-1)
-        if self.spec.normalize:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
-        return experts, weights * self.spec.scale if self.spec.scale != 1.0 else weights
+        gate = self.gate_proj(x, experts, sorted_rows) if self.spec.gated else None
+        return self.down_proj(combine(self.spec, self.activation, gate, up), experts, sorted_rows)
 
 
 class MoE(nn.Module):
@@ -141,8 +118,11 @@ class MoE(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
         experts, weights = self.router(x)
-        y = self.experts(x, experts)
-        y = (y * weights[..., None].astype(y.dtype)).sum(axis=1)
+        weights = weights[..., None].astype(x.dtype)
+        if self.spec.router.on_input:
+            y = self.experts(x[:, None] * weights, experts).sum(axis=1)
+        else:
+            y = (self.experts(x[:, None], experts) * weights).sum(axis=1)
         if self.spec.shared is not None:
             shared = self.shared_expert(x)
             y = y + (mx.sigmoid(self.shared_expert_gate(x)) * shared if self.spec.shared_gate else shared)

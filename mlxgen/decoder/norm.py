@@ -19,6 +19,22 @@ class WeightlessRMSNorm(nn.Module):
         return mx.fast.rms_norm(x, None, self.eps)
 
 
+class PerHeadNorm(nn.Module):
+    """A norm over each head with a weight of its own for each: x [B, N, L, D]."""
+
+    def __init__(self, spec: NormSpec, heads: int, dims: int):
+        super().__init__()
+        self.spec = spec
+        self.weight = mx.ones((heads, dims))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.spec.kind == "layer":
+            y = mx.fast.layer_norm(x, None, None, self.spec.eps)
+        else:
+            y = mx.fast.rms_norm(x, None, self.spec.eps)
+        return y * self.weight[:, None]
+
+
 def build_norm(spec: NormSpec | None, dims: int) -> nn.Module:
     """The norm over the last axis of `dims` elements; no spec is the identity."""
     if spec is None:

@@ -11,15 +11,21 @@ import mlx.core as mx
 class Uncached:
     """What a layer sees when there is no cache: only the tokens at hand, from position 0 on."""
 
-    def __init__(self, window: int | None = None):
+    def __init__(self, window: int | None = None, chunk: int | None = None):
         self.offset = 0
-        self.window = window
+        self.window, self.chunk = window, chunk
 
     def make_mask(self, length: int) -> Any:
-        if self.window is None or self.window >= length:
+        limit = min(self.window or length, self.chunk or length)
+        if limit >= length:
             return "causal"
-        back = mx.arange(length)[:, None] - mx.arange(length)  # how far back a key lies [L, L]
-        return (back >= 0) & (back < self.window)
+        queries, keys = mx.arange(length)[:, None], mx.arange(length)
+        visible = queries >= keys
+        if self.window is not None:
+            visible = visible & (queries - keys < self.window)
+        if self.chunk is not None:
+            visible = visible & (queries // self.chunk == keys // self.chunk)
+        return visible
 
     def attend(
         self, q: mx.array, k: mx.array, v: mx.array, mask: Any, attention: Callable[..., mx.array]
