@@ -97,5 +97,5 @@ class NoTokenizer:
     def piece(self, token: int) -> str:
         return f"<{token}>"
 
-    def stream(self, *, skip_special: bool = True) -> _Silent:
+    def stream(self, *, skip_special: bool = True, continues: bool = False) -> _Silent:
         return _Silent()
