@@ -70,7 +70,7 @@ def test_experts_equal_a_loop_over_tokens(tokens):
     experts = Experts(spec.expert, 5, 64)
     x = mx.random.normal((tokens, 64), key=mx.random.key(1))
     chosen = mx.random.randint(0, 5, (tokens, 2), key=mx.random.key(2))
-    got = np.array(experts(x, chosen))
+    got = np.array(experts(x[:, None], chosen))
     gate, up, down = (np.array(experts[n].weight) for n in ("gate_proj", "up_proj", "down_proj"))
     for t in range(tokens):
         for j in range(2):
@@ -83,9 +83,9 @@ def test_all_experts_with_equal_weights_are_the_dense_average():
     """Two experts, both chosen, a router that does not care."""
     decoder = tiny_decoder("mixtral", num_local_experts=2, num_experts_per_tok=2)
     moe = decoder.layers[0].mlp
-    moe.router.weight = mx.zeros_like(moe.router.weight)
+    moe.router.proj.weight = mx.zeros_like(moe.router.proj.weight)
     x = mx.random.normal((3, 64))
-    both = moe.experts(x, mx.array([[0, 1]] * 3)).mean(axis=1)
+    both = moe.experts(x[:, None], mx.array([[0, 1]] * 3)).mean(axis=1)
     np.testing.assert_allclose(np.array(moe(x)), np.array(both), atol=ATOL)
 
 
