@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ def run(words: Sequence[str], config_dir: Path | None = None) -> int:
 
     config = load_config(words, config_dir=config_dir)
     check_parts(config)
-    return run_task(config)
+    return run_task(*with_prompts([config]))
 
 
 def run_sweep(words: Sequence[str], config_dir: Path | None = None) -> int:
@@ -131,7 +132,7 @@ def run_sweep(words: Sequence[str], config_dir: Path | None = None) -> int:
     for config in runs:
         check_parts(config)
     codes = []
-    for config in runs:
+    for config in with_prompts(runs):
         print(f"# {' '.join(config.variant)}", file=sys.stderr)
         codes.append(run_task(config))
         if codes[-1] == EXIT_INTERRUPTED:
@@ -165,10 +166,26 @@ def check_parts(config: Config) -> None:
 
 def _without_texts(stage: Any) -> Any:
     """A stage's fields without texts among token ids: what they become only the tokenizer knows."""
-    if not isinstance(stage, Mapping):
+    if not isinstance(stage, Mapping) or "_target_" in stage:
         return stage
     ids = {k: [i for i in v if not isinstance(i, str)] for k, v in stage.items() if isinstance(v, list)}
     return {**stage, **ids}
+
+
+def with_prompts(runs: Sequence[Config]) -> list[Config]:
+    """The runs, standard input put into the prompts of tasks that answer one."""
+    from mlxgen.tasks.prompt import read_prompts
+
+    readers = [i for i, run in enumerate(runs) if _reads_prompt(run)]
+    texts = read_prompts([runs[i].prompt for i in readers]) if readers else []
+    filled = {i: replace(runs[i], prompt=text) for i, text in zip(readers, texts, strict=True)}
+    return [filled.get(i, run) for i, run in enumerate(runs)]
+
+
+def _reads_prompt(config: Config) -> bool:
+    from mlxgen.build import build
+
+    return getattr(build(config.task, "task", config.trust), "reads_prompt", False)
 
 
 def run_task(config: Config) -> int:

@@ -3,58 +3,92 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
+from collections.abc import Iterator
 
-from mlxgen.completion import Completion
 from mlxgen.config import Config
 from mlxgen.conversation import Conversation
-from mlxgen.errors import EXIT_OK, RequestError
+from mlxgen.errors import EXIT_INTERRUPTED, EXIT_OK, RequestError
 from mlxgen.pipeline import Pipeline
-from mlxgen.tasks.generate import show, show_stats
+from mlxgen.tasks.output import play, say, show_stats, status
+from mlxgen.tasks.prompt import decoded
 
-_COMMANDS = "/reset starts anew, /exit or Ctrl-D ends; Ctrl-C stops an answer."
+_COMMANDS = "/reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chat:
-    """From a terminal one line is one turn; piped lines are turns too."""
+    """One line is one turn, from a terminal or from a pipe; `prompt` is the first turn."""
 
     def __call__(self, config: Config) -> int:
-        pipeline = Pipeline(config)
+        with status("loading the model"):
+            pipeline = Pipeline(config)
         conversation = pipeline.chat()
-        if sys.stdin.isatty():
-            import readline  # noqa: F401  line editing and history for input()
-
-            print(_COMMANDS, file=sys.stderr)
-        first = config.prompt
-        while True:
-            text, first = (first, None) if first else (_next_line(), None)
-            if text is None or text.strip() == "/exit":
-                return EXIT_OK
-            if text.strip() == "/reset":
+        code = EXIT_OK
+        for text in _turns(config.prompt):
+            command = text.strip()
+            if command in ("/exit", "/quit"):
+                break
+            if command == "/reset":
                 conversation.reset()
-            elif text.strip():
-                self._turn(conversation, text, pipeline, config)
+                say("A new conversation.")
+            elif re.fullmatch(r"/\w+", command):
+                say(_COMMANDS if command == "/help" else f"{command} is not a command. {_COMMANDS}")
+            elif command:
+                code = max(code, self._turn(conversation, text, pipeline, config))
+                if code == EXIT_INTERRUPTED:
+                    break
+        return code
 
-    def _turn(self, conversation: Conversation, text: str, pipeline: Pipeline, config: Config) -> None:
-        completion: Completion | None = None
+    def _turn(self, conversation: Conversation, text: str, pipeline: Pipeline, config: Config) -> int:
+        """Answer one turn. A person goes on after any; a script is told at its end, or ended by Ctrl-C."""
+        person = _is_terminal()
         try:
-            for chunk in conversation.stream(text):
-                show(chunk, config.output)
-                completion = chunk.completion
+            completion = play(conversation.stream(text), config)
         except RequestError as error:  # this turn can't be answered; the conversation goes on
             print(f"mlxgen: {error}", file=sys.stderr)
-        if completion is not None:
-            show_stats(completion, pipeline, config)
+            return EXIT_OK if person else error.exit_code
+        except KeyboardInterrupt:  # before the first token
+            if not person:
+                raise
+            print(file=sys.stderr)
+            return EXIT_OK
+        show_stats(completion, pipeline, config, sampling=config.stats is True)
+        stopped = completion.finish_reason == "interrupted" and not person
+        return EXIT_INTERRUPTED if stopped else EXIT_OK
 
 
-def _next_line() -> str | None:
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line.rstrip("\n") if line else None
+def _turns(first: str | None) -> Iterator[str]:
+    """What the user says, until the end of standard input."""
+    if _is_terminal():
+        import readline  # noqa: F401  line editing and history for input()
+
+        say(_COMMANDS)
+        if first:
+            print(f"> {first}", file=sys.stderr)
+    if first:
+        yield first
+    while (line := _typed() if _is_terminal() else _piped()) is not None:
+        yield line
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _typed() -> str | None:
+    print(file=sys.stderr, flush=True)
     try:
-        print("\n> ", end="", file=sys.stderr, flush=True)
+        if sys.stdout.isatty():
+            return input("> ")  # readline must know the prompt, to redraw it
+        print("> ", end="", file=sys.stderr, flush=True)
         return input()
     except EOFError:
         print(file=sys.stderr)
         return None
+
+
+def _piped() -> str | None:
+    line = sys.stdin.buffer.readline() if sys.stdin is not None else b""
+    return decoded(line).rstrip("\r\n") if line else None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from typing import ClassVar
 
 from mlxgen.config import Config
 from mlxgen.errors import ConfigError
 from mlxgen.loading import open_source, open_tokenizer
-from mlxgen.tasks.prompt import read_prompt
+from mlxgen.tasks.output import print_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,23 +16,24 @@ class Tokenize:
     """`chat`: the prompt as the model sees it, in the chat template; otherwise the text alone."""
 
     chat: bool = False
+    reads_prompt: ClassVar[bool] = True
 
     def __call__(self, config: Config) -> int:
-        text = read_prompt(config.prompt)
+        if config.tokenizer.kind == "none":
+            raise ConfigError("`tokenizer` must be able to read text for task=tokenize, but is none.")
+        assert config.prompt is not None
         tokenizer = open_tokenizer(open_source(config.model), config.tokenizer)
         if self.chat:
             system = [{"role": "system", "content": config.system}] if config.system is not None else []
-            ids = tokenizer.encode_chat([*system, {"role": "user", "content": text}])
+            ids = tokenizer.encode_chat([*system, {"role": "user", "content": config.prompt}])
         else:
-            ids = tokenizer.encode(text, add_special=not config.raw)
-        if not ids and config.tokenizer.kind == "none":
-            raise ConfigError("`tokenizer` must be able to read text for task=tokenize, but is none.")
+            ids = tokenizer.encode(config.prompt, add_special=not config.raw)
         pieces = [tokenizer.piece(i) for i in ids]
         if config.output == "json":
-            print(json.dumps({"tokens": ids, "pieces": pieces}, ensure_ascii=False))
+            print_json({"tokens": ids, "pieces": pieces}, config)
         elif config.output == "jsonl":
             for i, piece in zip(ids, pieces, strict=True):
-                print(json.dumps({"token": i, "piece": piece}, ensure_ascii=False))
+                print_json({"token": i, "piece": piece}, config)
         else:
             width = max((len(str(i)) for i in ids), default=1)
             for i, piece in zip(ids, pieces, strict=True):

@@ -1,0 +1,110 @@
+"""What a person sees: the answer on standard output, and everything else on standard error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from mlxgen.completion import Chunk, Completion
+from mlxgen.config import Config
+from mlxgen.pipeline import Pipeline
+
+
+def play(chunks: Generator[Chunk], config: Config) -> Completion:
+    """Show an answer as it comes; returns the whole. Ctrl-C ends it with what there is, wherever it strikes.
+
+    Raises KeyboardInterrupt where there is no answer yet, or at a second Ctrl-C.
+    """
+    first, interrupted = True, False
+    while True:
+        try:
+            with status("reading the prompt") if first else nullcontext():
+                first = False
+                chunk = chunks.throw(KeyboardInterrupt()) if interrupted else next(chunks)
+            _show(chunk, config)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            continue
+        if chunk.completion is not None:
+            return chunk.completion
+
+
+def _show(chunk: Chunk, config: Config) -> None:
+    done = chunk.completion
+    if config.output == "text":
+        end = "\n" if done is not None and not done.text.endswith("\n") else ""
+        print(chunk.text, end=end, flush=True)
+    elif config.output == "jsonl":
+        print_json(_event(chunk), config)
+    elif done is not None:
+        print_json(done.as_dict(), config)
+
+
+def _event(chunk: Chunk) -> dict[str, Any]:
+    if chunk.completion is not None:
+        return {
+            "text": chunk.text,
+            "finish_reason": chunk.finish_reason,
+            "completion": chunk.completion.as_dict(),
+        }
+    event: dict[str, Any] = {"text": chunk.text, "tokens": list(chunk.tokens)}
+    if chunk.logprobs:
+        event["logprobs"] = [dataclasses.asdict(entry) for entry in chunk.logprobs]
+    return event
+
+
+def print_json(data: dict[str, Any], config: Config) -> None:
+    """One object, one line; in a sweep it says which run it belongs to."""
+    variant = {"variant": list(config.variant)} if config.variant else {}
+    print(json.dumps({**variant, **data}, ensure_ascii=False), flush=True)
+
+
+def show_stats(completion: Completion, pipeline: Pipeline, config: Config, *, sampling: bool = True) -> None:
+    """Speed and memory, and with `sampling` the values that were in force and who chose them."""
+    if config.stats is False or (config.stats == "auto" and not sys.stderr.isatty()):
+        return
+    s = completion.stats
+    cached = f" ({s.cached_tokens} cached)" if s.cached_tokens else ""
+    say(
+        f"{s.prompt_tokens} prompt tokens{cached}, {s.prefill_tokens_per_s:.0f} tok/s, first {s.ttft_s:.2f} s"
+        f" · {s.completion_tokens} tokens, {s.decode_tokens_per_s:.1f} tok/s"
+        f" · {s.peak_memory_bytes / 1e6:.0f} MB · {completion.finish_reason}"
+    )
+    if sampling:
+        effective = pipeline.effective_sampling(pipeline.settings())
+        values = [
+            f"{n} {_value(effective.values, n)} ({by})" for n, by in effective.sources.items() if n != "order"
+        ]
+        say(f"{', '.join(values)} · seed {completion.seed}")
+
+
+def _value(values: Any, name: str) -> Any:
+    """`xtc.threshold` of nested values."""
+    for part in name.split("."):
+        values = values[part]
+    return values
+
+
+def say(text: str) -> None:
+    """A remark on standard error, dimmed on a terminal."""
+    dim, plain = ("\033[2m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """A line on a terminal while something takes its time; it is gone afterwards."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"{text} ...", end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\033[K", end="", file=sys.stderr, flush=True)
