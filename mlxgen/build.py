@@ -29,7 +29,7 @@ def build(node: Mapping[str, Any], path: str, trust: Sequence[str] = ()) -> Any:
         raise ConfigError(f"`{path}` must name a part with `_target_`, but has {target!r}.")
     part = _find(target, join(path, "_target_"), trust)
     try:
-        if dataclasses.is_dataclass(part) and isinstance(part, type):
+        if isinstance(part, type) and dataclasses.is_dataclass(part):
             return parse(part, arguments, path)
         _check_signature(part, arguments, path)
         return part(**arguments)

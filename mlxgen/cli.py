@@ -105,7 +105,7 @@ def read_flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             follows = alone is None or (flag == "--info" and queue[:1] and queue[0] in _TOPICS)
             if follows and not queue:
                 raise ConfigError(f"`{word}` must be followed by a value.")
-            value = queue.pop(0) if follows else alone
+            value = queue.pop(0) if follows else alone or ""
         flags[flag] = value
     if flags.get("--cfg", "job") != "job":
         raise ConfigError(f"`--cfg` must be followed by job, but is by {flags['--cfg']!r}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from mlxgen.completion import Chunk, Completion
@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 
 class Conversation:
-    """Call it with what the user says; it answers, and remembers both.
+    """Call it with what the user says: `chat = pipe.chat(system="Be brief.")`, then `chat("Hi")`.
 
-        chat = pipe.chat(system="Be brief.")
-        print(chat("Hi"), chat("And in French?"))
+    It answers with a Completion and remembers both sides in `messages`. A turn that fails leaves no trace.
     """
 
     def __init__(self, pipeline: Pipeline, settings: Settings):
@@ -28,20 +27,24 @@ class Conversation:
         assert last.completion is not None
         return last.completion
 
-    def stream(self, text: str) -> Iterator[Chunk]:
-        """The answer piece by piece. What was said before an error or an interruption stays said."""
-        self.messages.append({"role": "user", "content": text})
-        try:
-            ids = self._pipeline.encode(self.messages, self._settings)
-            for chunk in self._pipeline.answer(ids, self._settings, self._sequence):
-                if chunk.completion is not None:
-                    self.messages.append({"role": "assistant", "content": chunk.completion.text})
-                yield chunk
-        finally:
-            if self.messages[-1]["role"] == "user":  # no answer: the turn is taken back
-                self.messages.pop()
+    def stream(self, text: str) -> Generator[Chunk, None, None]:
+        """The answer piece by piece. Throw KeyboardInterrupt into it to end the answer with what there is."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        ids = self._pipeline.encode(messages, self._settings)
+        answer = self._pipeline.answer(ids, self._settings, self._sequence)
+        for chunk in answer:
+            try:
+                yield self._remembered(chunk, messages)
+            except KeyboardInterrupt:
+                yield self._remembered(answer.throw(KeyboardInterrupt()), messages)
+
+    def _remembered(self, chunk: Chunk, messages: list[dict[str, Any]]) -> Chunk:
+        if chunk.completion is not None:
+            text = (self._settings.config.prefill or "") + chunk.completion.text
+            self.messages = [*messages, {"role": "assistant", "content": text}]
+        return chunk
 
     def reset(self) -> None:
         """Start anew."""
-        self.messages.clear()
+        self.messages = []
         self._sequence.reset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Pipeline:
         assert last.completion is not None
         return last.completion
 
-    def stream(self, prompt: Prompt | None = None, **overrides: Any) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt | None = None, **overrides: Any) -> Generator[Chunk, None, None]:
         """Like `generate`, piece by piece. The last chunk holds the completion."""
         settings = self.settings(**overrides)
         prompt = self.config.prompt if prompt is None else prompt
@@ -177,7 +177,7 @@ class Pipeline:
 
     def answer(
         self, ids: Sequence[int], settings: Settings, sequence: TokenSequence, *, continues: bool = False
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Generate from token ids, on caches that may hold a beginning of them already.
 
         continues: the answer goes on in the middle of a text, so its first space counts.

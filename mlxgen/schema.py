@@ -107,7 +107,7 @@ def _convert_scalar(kind: Any, value: Any, path: str) -> Any:
         return int(value)
     if kind is Path:
         _expect(isinstance(value, str | Path), path, _rule(kind), value)
-        return Path(value).expanduser()
+        return Path(str(value)).expanduser()
     hint = f" Write {value!r} in quotes." if kind is str and isinstance(value, int | float) else ""
     _expect(isinstance(value, kind), path, _rule(kind), value, hint)
     return value

@@ -14,7 +14,7 @@ from mlxgen.config import Config
 from mlxgen.pipeline import Pipeline
 
 
-def play(chunks: Generator[Chunk], config: Config) -> Completion:
+def play(chunks: Generator[Chunk, None, None], config: Config) -> Completion:
     """Show an answer as it comes; returns the whole. Ctrl-C ends it with what there is, wherever it strikes.
 
     Raises KeyboardInterrupt where there is no answer yet, or at a second Ctrl-C.
