@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from mlxgen.errors import EXIT_INTERRUPTED, EXIT_MEMORY, EXIT_OK, ConfigError, M
 
 if TYPE_CHECKING:
     from mlxgen.config import Config
+
+    Task = Callable[[Config], int | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +74,7 @@ def _dispatch(words: list[str]) -> int:
         return show_info(flags["--info"], words, folder)
     if "--cfg" in flags:
         return show_config(words, folder)
-    return run_sweep(words, folder) if "--multirun" in flags else run(words, folder)
+    return run(words, folder, multirun="--multirun" in flags)
 
 
 _SHORT = {
@@ -112,29 +114,18 @@ def read_flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return flags, rest
 
 
-def run(words: Sequence[str], config_dir: Path | None = None) -> int:
-    """Compose, check, and run the task."""
-    from mlxgen.config import load_config
-
-    config = load_config(words, config_dir=config_dir)
-    check_parts(config)
-    return run_task(*with_prompts([config]))
-
-
-def run_sweep(words: Sequence[str], config_dir: Path | None = None) -> int:
-    """One run for each combination, all checked before the first starts; returns the worst exit code."""
+def run(words: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False) -> int:
+    """Compose and check all that is to run, then run it; returns the worst exit code."""
     from mlxgen.config import load_config, sweep
 
-    runs = [
-        load_config(each, config_dir=config_dir, variant=variant)
-        for each, variant in sweep(words, config_dir)
-    ]
-    for config in runs:
-        check_parts(config)
+    combinations = sweep(words, config_dir) if multirun else [(list(words), ())]
+    configs = [load_config(each, config_dir=config_dir, variant=variant) for each, variant in combinations]
+    tasks = [check_parts(config) for config in configs]
     codes = []
-    for config in with_prompts(runs):
-        print(f"# {' '.join(config.variant)}", file=sys.stderr)
-        codes.append(run_task(config))
+    for task, config in zip(tasks, with_prompts(tasks, configs), strict=True):
+        if config.variant:
+            print(f"# {' '.join(config.variant)}", file=sys.stderr)
+        codes.append(run_task(task, config))
         if codes[-1] == EXIT_INTERRUPTED:
             break
     return max(codes)
@@ -152,16 +143,16 @@ def show_config(words: Sequence[str], config_dir: Path | None = None) -> int:
     return EXIT_OK
 
 
-def check_parts(config: Config) -> None:
-    """Build what is quick to build, so that a wrong value never waits for weights, whatever the task."""
+def check_parts(config: Config) -> Task:
+    """Build what is quick to build, so that a wrong value never waits for weights; returns the task."""
     from mlxgen.build import build
     from mlxgen.sampler import Sampler
 
-    for group in ("task", "cache"):
-        build(getattr(config, group), group, config.trust)
+    build(config.cache, "cache", config.trust)
     Sampler.from_config(config.model.sampling, path="model.sampling")
     sampler = {name: _without_texts(value) for name, value in config.sampler.items()}
     Sampler.from_config(sampler, build=lambda node, path: build(node, path, config.trust))
+    return build(config.task, "task", config.trust)
 
 
 def _without_texts(stage: Any) -> Any:
@@ -172,28 +163,20 @@ def _without_texts(stage: Any) -> Any:
     return {**stage, **ids}
 
 
-def with_prompts(runs: Sequence[Config]) -> list[Config]:
-    """The runs, standard input put into the prompts of tasks that answer one."""
+def with_prompts(tasks: Sequence[Task], configs: Sequence[Config]) -> list[Config]:
+    """The configurations; tasks that answer a prompt have standard input in it."""
     from mlxgen.tasks.prompt import read_prompts
 
-    readers = [i for i, run in enumerate(runs) if _reads_prompt(run)]
-    texts = read_prompts([runs[i].prompt for i in readers]) if readers else []
-    filled = {i: replace(runs[i], prompt=text) for i, text in zip(readers, texts, strict=True)}
-    return [filled.get(i, run) for i, run in enumerate(runs)]
+    readers = [i for i, task in enumerate(tasks) if getattr(task, "reads_prompt", False)]
+    texts = read_prompts([configs[i].prompt for i in readers]) if readers else []
+    filled = {i: replace(configs[i], prompt=text) for i, text in zip(readers, texts, strict=True)}
+    return [filled.get(i, config) for i, config in enumerate(configs)]
 
 
-def _reads_prompt(config: Config) -> bool:
-    from mlxgen.build import build
-
-    return getattr(build(config.task, "task", config.trust), "reads_prompt", False)
-
-
-def run_task(config: Config) -> int:
-    """Call the task that the configuration names; an error is reported."""
-    from mlxgen.build import build
-
+def run_task(task: Task, config: Config) -> int:
+    """Call the task; an error is reported, so that a sweep can go on with the next."""
     try:
-        return int(build(config.task, "task", config.trust)(config) or EXIT_OK)
+        return int(task(config) or EXIT_OK)
     except BrokenPipeError:
         raise
     except Exception as error:

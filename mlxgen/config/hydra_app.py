@@ -42,7 +42,8 @@ def candidates(line: str) -> list[str]:
         found = [f"{name}={choice}" for choice in choices(key, dirs)] if key in GROUPS else []
     else:
         plus = name[: len(name) - len(key)]
-        chosen = [word for word in before if word.lstrip("+").split("=")[0] in GROUPS]
+        pairs = [word.lstrip("+").partition("=") for word in before]
+        chosen = [f"{group}={name}" for group, _, name in pairs if name in choices(group, dirs)]
         known = leaves(compose(read_overrides(chosen)))
         found = [*(f"{plus}{group}=" for group in GROUPS)]
         found += [f"{plus}{path}=" for path, value in known if not isinstance(value, dict)]
