@@ -12,6 +12,7 @@ import ctypes
 import glob
 import os
 import sys
+import warnings
 
 _SWITCH = "MLXGEN_BLAS"
 # MKL then gives the same bits on every run on one machine, whatever the alignment of the buffers (mkl_types.h).
@@ -27,7 +28,14 @@ def _candidates() -> list[str]:
 def load_fast_blas() -> str | None:
     """Load a BLAS into the process before MLX; returns what was loaded, None if nothing was."""
     choice = os.environ.get(_SWITCH, "auto")
-    if sys.platform != "linux" or choice == "off" or "mlx.core" in sys.modules:
+    if sys.platform != "linux" or choice == "off":
+        return None
+    if "mlx.core" in sys.modules:
+        warnings.warn(
+            "mlx was imported before mlxgen.device, so it computes with its slow BLAS; put `import mlxgen.device` first.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
     for path in _candidates() if choice == "auto" else [choice]:
         try:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import mlxgen.device  # noqa: F401  a fast BLAS, before any test imports mlx
+
 sys.path.insert(0, str(Path(__file__).parent / "parity"))
 
 
