@@ -56,7 +56,8 @@ def load(
     else:
         blueprint = find_blueprint(checkpoint.config, folders)
     try:
-        spec = blueprint.spec(checkpoint.config, names_of(checkpoint, blueprint.weights))
+        rules = blueprint.weights(checkpoint.config)
+        spec = blueprint.spec(checkpoint.config, names_of(checkpoint, rules))
     except ConfigError as error:  # it is the checkpoint's fault, not the user's
         raise ModelError(f"{checkpoint.path}: {error}") from error
     dtype, dequantize = precision(model)
@@ -65,7 +66,7 @@ def load(
     load_weights(
         decoder,
         checkpoint,
-        blueprint.weights,
+        rules,
         dtype=dtype,
         dequantize=dequantize,
         finish=fuse_projections if model.fuse else lambda layer: None,

@@ -2,6 +2,7 @@
 
     find_blueprint(config, folders) -> Blueprint        which conf/architecture/*.yaml serves this model_type
     blueprint.spec(config, weight_names) -> DecoderSpec
+    blueprint.weights(config) -> rules for the names and layouts of its weights
 """
 
 from mlxgen.blueprint.blueprint import Blueprint, find_blueprint, read_blueprint, supported

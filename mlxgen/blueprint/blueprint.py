@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from mlxgen.blueprint.build_spec import build_spec, merge
+from mlxgen.blueprint.build_spec import build_spec, build_weight_rules, merge
 from mlxgen.blueprint.hf_config import HfConfig
 from mlxgen.blueprint.spec import DecoderSpec
 from mlxgen.errors import ConfigError, ModelError, did_you_mean
@@ -26,10 +26,9 @@ class Blueprint:
     name: str
     tree: Mapping[str, Any]
 
-    @property
-    def weights(self) -> Mapping[str, Any]:
-        """The rules for weight names: `ignore`, `rename`, `ops`."""
-        return self.tree["weights"]
+    def weights(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The rules for this config.json's weights: `ignore`, `rename`, `aliases`, `ops`."""
+        return build_weight_rules(self.tree, HfConfig(config))
 
     def spec(self, config: Mapping[str, Any], weight_names: Iterable[str] | None = None) -> DecoderSpec:
         """The decoder that this config.json describes; `weight_names` are the checkpoint's, where known.

@@ -30,7 +30,14 @@ _FFNS = ("mlp", "moe")
 
 
 def build_spec(tree: Mapping[str, Any], hf: HfConfig, weight_names: frozenset[str]) -> specs.DecoderSpec:
-    return _Builder(tree, hf, weight_names).decoder()
+    builder = _Builder(tree, hf, weight_names)
+    builder.refuse()
+    return builder.decoder()
+
+
+def build_weight_rules(tree: Mapping[str, Any], hf: HfConfig) -> dict[str, Any]:
+    """The blueprint's `weights` with the values of this config.json: layouts may depend on the number of heads."""
+    return _Builder(tree, hf, frozenset()).evaluator.tree(tree["weights"], "weights")
 
 
 class _Builder:
@@ -41,6 +48,13 @@ class _Builder:
         self.layer = 0
         self.config: dict[str, Any] = {}
         self.evaluator = Evaluator(self._name, self._functions())
+
+    def refuse(self) -> None:
+        """Raise ConfigError for a config.json that asks for what this blueprint can't compute."""
+        for key, rule in self.tree["refuse"].items():
+            if self.evaluator.tree(rule["when"], f"refuse.{key}.when"):
+                value = self.hf.get(key, None)
+                raise ConfigError(f"config.json: `{key}` {value!r} is not supported: {rule['why']}.")
 
     def decoder(self) -> specs.DecoderSpec:
         node = self.evaluator.tree(self.tree["decoder"], "decoder")
@@ -146,7 +160,7 @@ class _Builder:
             return self.hf.raw[name] if name in self.hf.raw else default()
 
         def rope(layer_type: Any, local_key: Any = None, theta: Any = None) -> dict[str, Any]:
-            local = text(local_key) if local_key else None
+            local = local_key() if local_key else None
             return self.hf.rope(text(layer_type), local, float(theta()) if theta else 10000.0)
 
         def lacks_weight(module: Any) -> bool:

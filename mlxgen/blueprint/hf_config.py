@@ -48,8 +48,8 @@ class HfConfig:
     def rope(self, layer_type: str, local_theta_key: str | None, default_theta: float) -> dict[str, Any]:
         """Rope settings of one layer type: `theta`, `kind`, and the kind's own parameters.
 
-        `local_theta_key` names the old-style key that gives the layer type a base frequency of its own; the old
-        style never scales those layers.
+        `local_theta_key` names the old-style key that gives the layer type a base frequency of its own, else
+        `default_theta`; the old style never scales those layers.
         """
         self.read |= {"rope_parameters", "rope_scaling", "rope_theta"}
         node = self.raw.get("rope_parameters") or {}
@@ -60,9 +60,7 @@ class HfConfig:
             theta = node.get("rope_theta", self.raw.get("rope_theta", default_theta))
             return self._rope(node, theta)
         if local_theta_key is not None:
-            self.read.add(local_theta_key)
-            if self.raw.get(local_theta_key) is not None:
-                return self._rope({}, self.raw[local_theta_key])
+            return self._rope({}, self.get(local_theta_key, default_theta))
         theta = self.raw.get("rope_theta")
         return self._rope(self.raw.get("rope_scaling") or {}, default_theta if theta is None else theta)
 

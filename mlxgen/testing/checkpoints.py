@@ -30,7 +30,7 @@ def write_tiny(
     """
     folder = Path(folder)
     full = tiny_config(model_type, **config)
-    rules = find_blueprint(full, [conf_dir() / "architecture"]).weights
+    rules = find_blueprint(full, [conf_dir() / "architecture"]).weights(full)
     save_weights(tiny_decoder(model_type, seed=seed, **config), rules, full, folder)
     (folder / "generation_config.json").write_text(json.dumps(generation_config or {}))
     if tokenizer:
