@@ -132,14 +132,14 @@ def run(words: Sequence[str], config_dir: Path | None = None, *, multirun: bool 
 
 
 def show_config(words: Sequence[str], config_dir: Path | None = None) -> int:
-    """`--cfg job`: the composed configuration, as YAML that composes to the same again."""
-    from mlxgen.config import checked, compose, read_overrides
+    """`--cfg job`: the composed configuration, as a file that composes to the same again."""
+    from mlxgen.config import checked, read_overrides, recipe
     from mlxgen.yaml_text import write_yaml
 
     overrides = read_overrides(words, config_dir)
-    data = compose(overrides)
+    data, experiment = recipe(overrides)
     check_parts(checked(overrides, data))
-    print(write_yaml(data), end="")
+    print("# @package _global_\n" + write_yaml(experiment), end="")
     return EXIT_OK
 
 

@@ -3,7 +3,7 @@
 The one package that knows Hydra, and only while it composes: importing this imports nothing heavy.
 """
 
-from mlxgen.config.compose import checked, compose, load_config
+from mlxgen.config.compose import checked, compose, load_config, recipe
 from mlxgen.config.folders import GROUPS, conf_dir, config_dirs, options
 from mlxgen.config.run import Config, ModelConfig, PackageConfig, TokenizerConfig
 from mlxgen.config.words import Overrides, read_overrides, sweep
@@ -22,5 +22,6 @@ __all__ = [
     "load_config",
     "options",
     "read_overrides",
+    "recipe",
     "sweep",
 ]

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mlxgen.config.folders import conf_dir, config_dirs
+from mlxgen.config.folders import GROUPS, conf_dir, config_dirs
 from mlxgen.config.run import FROM_CALLER, Config
 from mlxgen.config.words import TEXTS, Overrides, read_overrides
 from mlxgen.errors import ConfigError
@@ -35,6 +35,21 @@ def load_config(
 
 def compose(overrides: Overrides) -> dict[str, Any]:
     """Compose conf/config.yaml with the overrides, as plain data. Raises ConfigError in one line."""
+    return {**_plain(_composed(overrides)), **overrides.literal}
+
+
+def recipe(overrides: Overrides) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(composed data, the same with the choices that led to it: as an experiment it composes to it again)."""
+    cfg = _composed(overrides)
+    data = {**_plain(cfg), **overrides.literal}
+    chosen = cfg.hydra.runtime.choices
+    defaults = [{f"override /{group}": chosen[group]} for group in GROUPS if group != "experiment"]
+    # The task's target comes with its name, so that another task may be named on the command line.
+    task = {key: value for key, value in data["task"].items() if key != "_target_"}
+    return data, {"defaults": defaults, **data, "task": task}
+
+
+def _composed(overrides: Overrides) -> Any:
     import yaml
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -46,32 +61,36 @@ def compose(overrides: Overrides) -> dict[str, Any]:
     words = list(overrides.hydra_words)
     if len(dirs) > 1:
         words.append(f"hydra.searchpath=['file://{dirs[0]}']")
-    glob = GlobalHydra.instance()
-    outer, glob.hydra = glob.hydra, None  # the caller may be a Hydra application
+    instance = GlobalHydra.instance()
+    outer, instance.hydra = instance.hydra, None  # the caller may be a Hydra application
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            data = _plain(hydra_compose("config", overrides=words))
+            return hydra_compose("config", overrides=words, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(_one_line(error)) from error
     finally:
-        glob.hydra = outer
-    return {**data, **overrides.literal}
+        instance.hydra = outer
 
 
 def _plain(cfg: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    raw = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(raw, dict)
     data = {}
-    for key, value in raw.items():
-        resolve = key not in _AS_WRITTEN
-        section = OmegaConf.is_config(cfg._get_node(key))
-        data[key] = (
-            OmegaConf.to_container(cfg[key], resolve=resolve) if section else cfg[key] if resolve else value
-        )
-    if missing := [path for path, value in leaves(data) if value == "???"]:
-        raise ConfigError(f"{', '.join(f'`{path}`' for path in missing)} must be given.")
+    try:
+        for key in cfg:
+            resolve = key not in _AS_WRITTEN
+            node = cfg._get_node(key)
+            if key == "hydra":
+                continue
+            if OmegaConf.is_config(node):
+                data[key] = OmegaConf.to_container(node, resolve=resolve)
+            else:
+                data[key] = cfg[key] if resolve else node._value()
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
+    if missing := [f"`{path}`" for path, value in leaves(data) if value == "???"]:
+        raise ConfigError(f"{', '.join(missing)} must be given.")
     return {**data, "architecture": data["architecture"] or {}}
 
 
@@ -117,7 +136,16 @@ def leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield from leaves(value, f"{path}{key}.")
 
 
-def _one_line(error: Exception) -> str:
-    """Hydra's message without the search path, which follows in lines of its own."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2]) if lines else type(error).__name__
+def _one_line(error: BaseException) -> str:
+    """What Hydra, OmegaConf or the YAML reader says, without the search path."""
+    import yaml
+
+    while not str(error).strip() and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        where = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
+        return f"{where} is not plain YAML: {error.problem}."
+    if isinstance(error, UnicodeDecodeError):
+        return f"a YAML file is not UTF-8: {error}."
+    text = str(error).partition("Config search path:")[0].partition("object_type=")[0]
+    return " ".join(text.split()) or type(error).__name__
