@@ -31,11 +31,9 @@ def load_fast_blas() -> str | None:
     if sys.platform != "linux" or choice == "off":
         return None
     if "mlx.core" in sys.modules:
-        warnings.warn(
-            "mlx was imported before mlxgen.device, so it computes with its slow BLAS; put `import mlxgen.device` first.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        if len(_candidates()) > 1:
+            text = "mlx came before mlxgen.device, so it computes with its slow BLAS; put `import mlxgen.device` first."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None
     for path in _candidates() if choice == "auto" else [choice]:
         try:
