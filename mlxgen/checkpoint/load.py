@@ -13,11 +13,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxgen.checkpoint.names import NameMap
-from mlxgen.checkpoint.ops import Tensor, Tensors, build_ops
+from mlxgen.checkpoint.ops import build_ops
+from mlxgen.checkpoint.packed import dequantized
+from mlxgen.checkpoint.tensor import Tensor, Tensors
 from mlxgen.errors import WeightsError
-
-_PACKED = ("scales", "biases")
-_UNPACK_VALUES = 1 << 22  # values unpacked at once
 
 
 class Source(Protocol):
@@ -51,9 +50,9 @@ def load_weights(
     for op in build_ops(rules["ops"], source.baked):
         tensors = op.load(tensors, shapes)
     if "lm_head.weight" not in shapes:  # a tied head: what the file has besides the embedding is a copy
-        tensors = {n: t for n, t in tensors.items() if not n.startswith("lm_head.")}
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("lm_head.") or n in shapes}
     if dequantize:
-        tensors = _dequantized(tensors)
+        tensors = dequantized(tensors)
     else:
         _quantize_modules(decoder, tensors)
     _check(tensors, {name: value.shape for name, value in tree_flatten(decoder.parameters())})
@@ -105,46 +104,6 @@ def _quantize_modules(decoder: nn.Module, tensors: Tensors) -> None:
 
     if any(t.quantization for t in tensors.values()):
         nn.quantize(decoder, class_predicate=settings)
-
-
-def _dequantized(tensors: Tensors) -> Tensors:
-    out = {}
-    for name, tensor in tensors.items():
-        module, _, suffix = name.rpartition(".")
-        if tensor.quantization is not None:
-            scales = tensors[f"{module}.scales"]
-            columns = tensor.shape[-1] * 32 // tensor.quantization["bits"]
-            load = _unpack(tensor, scales, tensors.get(f"{module}.biases"))
-            out[name] = Tensor(shape=(*tensor.shape[:-1], columns), load=load)
-        elif suffix not in _PACKED or f"{module}.weight" not in tensors:
-            out[name] = tensor
-        elif tensors[f"{module}.weight"].quantization is None:
-            out[name] = tensor
-    return out
-
-
-def _unpack(weight: Tensor, scales: Tensor, biases: Tensor | None) -> Callable[[], mx.array]:
-    """Dequantize in slices along the first axis: on a CPU, MLX takes three times the result while it unpacks."""
-
-    def load() -> mx.array:
-        parts = [weight.load(), scales.load(), biases.load() if biases else None]
-        if parts[1].dtype == mx.float16:  # so that 4-bit values times their scale are not rounded again
-            parts[1:] = [p if p is None else p.astype(mx.float32) for p in parts[1:]]
-        rows = parts[0].shape[0]
-        step = max(1, rows * _UNPACK_VALUES // (parts[0].size * 32 // weight.quantization["bits"]))  # type: ignore[index]
-        out = None
-        for start in range(0, rows, step):
-            piece = mx.dequantize(*[p if p is None else p[start : start + step] for p in parts], **weight.quantization)  # type: ignore[arg-type,misc]
-            if rows <= step:
-                return piece
-            if out is None:
-                out = mx.zeros((rows, *piece.shape[1:]), piece.dtype)
-            out[start : start + step] = piece
-            mx.eval(out)
-        assert out is not None
-        return out
-
-    return load
 
 
 def _check(tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -6,36 +6,16 @@ Each works on lazy tensors, so nothing is read before the names and shapes are k
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
+from mlxgen.checkpoint.block_ops import FusedExperts, SplitLatent
+from mlxgen.checkpoint.tensor import Arrays, Op, Shapes, Tensor, Tensors, around
 from mlxgen.errors import ConfigError, WeightsError
 from mlxgen.schema import parse
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tensor:
-    """A tensor that is known but not read. `quantization` is set on the packed weight of a quantized module."""
-
-    shape: tuple[int, ...]
-    load: Callable[[], mx.array]
-    quantization: Mapping[str, Any] | None = None
-
-
-Tensors = dict[str, Tensor]
-Shapes = Mapping[str, tuple[int, ...]]
-Arrays = dict[str, mx.array]
-
-
-class Op(Protocol):
-    """One operation, both ways: `load` when a checkpoint is read, `save` when one is written."""
-
-    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors: ...
-
-    def save(self, arrays: Arrays) -> Arrays: ...
 
 
 def build_ops(nodes: Mapping[str, Mapping[str, Any]], done: frozenset[str] = frozenset()) -> list[Op]:
@@ -55,59 +35,106 @@ def build_ops(nodes: Mapping[str, Mapping[str, Any]], done: frozenset[str] = fro
 class Split:
     """Rows of one fused projection become several: `source` [a + b + c, in] -> `into` [a, in], [b, in], [c, in].
 
+    groups: how many times the parts alternate: with one group for each head, the rows are q, k, v of the first
+    head, then of the second, and so on. axis: 1 where experts stand in front, [E, a + b, in].
     Packed weights, scales and biases of a quantized module are split along the same axis, without loss.
     """
 
     source: str
     into: tuple[str, ...]
+    groups: int = 1
+    axis: int = 0
 
     def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
         out: Tensors = {}
         for name, tensor in tensors.items():
-            before, found, suffix = name.partition(f".{self.source}.")
+            before, found, suffix = around(name, self.source)
             if not found:
                 out[name] = tensor
                 continue
-            targets = [f"{before}.{part}" for part in self.into]
-            sizes = [shapes[f"{t}.weight"][0] for t in targets if f"{t}.weight" in shapes]
-            if len(sizes) != len(targets) or sum(sizes) != tensor.shape[0]:
-                raise WeightsError(f"{name} must have {' + '.join(map(str, sizes))} rows, but has {tensor.shape[0]}.")
+            targets = [f"{before}{part}" for part in self.into]
+            sizes = [shapes[f"{t}.weight"][self.axis] for t in targets if f"{t}.weight" in shapes]
+            rows = tensor.shape[self.axis]
+            if len(sizes) != len(targets) or sum(sizes) != rows:
+                raise WeightsError(f"{name} must have {' + '.join(map(str, sizes))} rows, but has {rows}.")
             start = 0
             for target, size in zip(targets, sizes, strict=True):
-                out[f"{target}.{suffix}"] = _rows(tensor, start, start + size)
+                out[f"{target}{suffix}"] = self._part(tensor, start // self.groups, size // self.groups)
                 start += size
         return out
 
+    def _part(self, tensor: Tensor, start: int, size: int) -> Tensor:
+        """`size` rows from `start` on of every group."""
+        axis, shape = self.axis, tensor.shape
+
+        def load() -> mx.array:
+            grouped = tensor.load().reshape(*shape[:axis], self.groups, -1, *shape[axis + 1 :])
+            where = (slice(None),) * (axis + 1) + (slice(start, start + size),)
+            return grouped[where].reshape(result)
+
+        result = (*shape[:axis], size * self.groups, *shape[axis + 1 :])
+        return replace(tensor, shape=result, load=load)
+
     def save(self, arrays: Arrays) -> Arrays:
         out: Arrays = {}
-        for name, array in arrays.items():
-            before, found, suffix = name.partition(f".{self.into[0]}.")
-            parts = [f"{before}.{part}.{suffix}" for part in self.into]
+        joined: set[str] = set()
+        for name in arrays:
+            before, found, suffix = around(name, self.into[0])
+            parts = [f"{before}{part}{suffix}" for part in self.into]
             if found and all(part in arrays for part in parts):
-                out[f"{before}.{self.source}.{suffix}"] = mx.concatenate([arrays[p] for p in parts])
-            elif not any(f".{part}." in name and self._is_part(name, part, arrays) for part in self.into[1:]):
-                out[name] = array
-        return out
+                out[f"{before}{self.source}{suffix}"] = self._joined([arrays[part] for part in parts])
+                joined.update(parts)
+            elif name not in joined:
+                out[name] = arrays[name]
+        return {name: array for name, array in out.items() if name not in joined}
 
-    def _is_part(self, name: str, part: str, arrays: Arrays) -> bool:
-        before, _, suffix = name.partition(f".{part}.")
-        return f"{before}.{self.into[0]}.{suffix}" in arrays
+    def _joined(self, parts: list[mx.array]) -> mx.array:
+        axis, shape = self.axis, parts[0].shape
+        grouped = [part.reshape(*shape[:axis], self.groups, -1, *shape[axis + 1 :]) for part in parts]
+        return mx.concatenate(grouped, axis=axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])
 
 
-def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:
-    return replace(tensor, shape=(stop - start, *tensor.shape[1:]), load=lambda: tensor.load()[start:stop])
+@dataclass(frozen=True, kw_only=True)
+class Transpose:
+    """Weights that are stored [in, out] become [out, in].
+
+    MLX's converted checkpoints have them turned already: quantized tensors are left alone, and all are if one
+    that is not square fits as it is.
+    """
+
+    modules: tuple[str, ...]
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        ours = {n: t for n, t in tensors.items() if self._concerns(n) and t.quantization is None}
+        if any(t.shape == shapes.get(n) and t.shape[-1] != t.shape[-2] for n, t in ours.items()):
+            return tensors
+        return tensors | {n: _turned(t) for n, t in ours.items()}
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return {n: a.swapaxes(-1, -2) if self._concerns(n) else a for n, a in arrays.items()}
+
+    def _concerns(self, name: str) -> bool:
+        return any(name.endswith(f".{module}.weight") for module in self.modules)
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    *front, rows, columns = tensor.shape
+    return replace(tensor, shape=(*front, columns, rows), load=lambda: tensor.load().swapaxes(-1, -2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """A tensor for each expert, `path.0.gate_proj.weight`, becomes one for all, `path.gate_proj.weight` [E, out, in]."""
+    """A tensor for each expert, `path.0.up_proj.weight`, becomes one for all, `path.up_proj.weight` [E, out, in].
+
+    Without `modules` it is `path.0.weight` that becomes `path.weight`.
+    """
 
     path: str
-    modules: tuple[str, ...]
+    modules: tuple[str, ...] = ()
 
     def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
-        choice = "|".join(map(re.escape, self.modules))
-        pattern = re.compile(rf"^(.*\.)?{re.escape(self.path)}\.(\d+)\.({choice})\.(\w+)$")
+        choice = "|".join(re.escape(f"{module}.") for module in self.modules)
+        pattern = re.compile(rf"^(.*\.)?{re.escape(self.path)}\.(\d+)\.({choice})(\w+)$")
         out: Tensors = {}
         groups: dict[str, dict[int, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -116,15 +143,15 @@ class Stack:
                 out[name] = tensor
                 continue
             before, expert, module, suffix = match.groups()
-            groups.setdefault(f"{before or ''}{self.path}.{module}.{suffix}", {})[int(expert)] = tensor
+            groups.setdefault(f"{before or ''}{self.path}.{module}{suffix}", {})[int(expert)] = tensor
         return {**out, **{name: _stacked(name, experts) for name, experts in groups.items()}}
 
     def save(self, arrays: Arrays) -> Arrays:
         out: Arrays = {}
         for name, array in arrays.items():
-            before, found, rest = name.partition(f"{self.path}.")
-            if found and rest.split(".")[0] in self.modules:
-                out |= {f"{before}{self.path}.{i}.{rest}": array[i] for i in range(array.shape[0])}
+            before, found, after = around(name, self.path)
+            if found and (after.split(".")[1] in self.modules or not self.modules):
+                out |= {f"{before}{self.path}.{i}{after}": array[i] for i in range(array.shape[0])}
             else:
                 out[name] = array
         return out
@@ -163,4 +190,11 @@ class Offset:
         return replace(tensor, load=lambda: tensor.load().astype(mx.float32) + self.add)
 
 
-_OPS: dict[str | None, type[Any]] = {"split": Split, "stack": Stack, "offset": Offset}
+_OPS: dict[str | None, type[Any]] = {
+    "split": Split,
+    "transpose": Transpose,
+    "stack": Stack,
+    "offset": Offset,
+    "fused_experts": FusedExperts,
+    "split_latent": SplitLatent,
+}
