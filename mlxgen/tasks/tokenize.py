@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from mlxgen.config import Config
 from mlxgen.errors import ConfigError
-from mlxgen.loading import open_source, open_tokenizer
+from mlxgen.loading import open_source
 from mlxgen.tasks.output import print_json
+from mlxgen.tokenizer import open_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
