@@ -36,7 +36,7 @@ def build_spec(tree: Mapping[str, Any], hf: HfConfig, weight_names: frozenset[st
 
 
 def build_weight_rules(tree: Mapping[str, Any], hf: HfConfig) -> dict[str, Any]:
-    """The blueprint's `weights` with the values of this config.json: layouts may depend on the number of heads."""
+    """The blueprint's `weights` with this config.json's values: layouts may depend on the number of heads."""
     return _Builder(tree, hf, frozenset()).evaluator.tree(tree["weights"], "weights")
 
 
@@ -159,9 +159,9 @@ class _Builder:
             self.hf.read.add(name)
             return self.hf.raw[name] if name in self.hf.raw else default()
 
-        def rope(layer_type: Any, local_key: Any = None, theta: Any = None) -> dict[str, Any]:
-            local = local_key() if local_key else None
-            return self.hf.rope(text(layer_type), local, float(theta()) if theta else 10000.0)
+        def rope(layer_type: Any, local_key: Any = None, theta: Any = None, settings: Any = None) -> Any:
+            local, default = (thunk() if thunk else None for thunk in (local_key, settings))
+            return self.hf.rope(text(layer_type), local, float(theta()) if theta else 10000.0, default)
 
         def lacks_weight(module: Any) -> bool:
             return f"{text(module)}.weight" not in self.weight_names

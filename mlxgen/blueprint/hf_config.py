@@ -45,13 +45,21 @@ class HfConfig:
             node = node[part]
         return node
 
-    def rope(self, layer_type: str, local_theta_key: str | None, default_theta: float) -> dict[str, Any]:
+    def rope(
+        self,
+        layer_type: str,
+        local_theta_key: str | None,
+        default_theta: float,
+        default: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Rope settings of one layer type: `theta`, `kind`, and the kind's own parameters.
 
         `local_theta_key` names the old-style key that gives the layer type a base frequency of its own, else
-        `default_theta`; the old style never scales those layers.
+        `default_theta`; the old style never scales those layers. `default`: settings for a file that has none.
         """
         self.read |= {"rope_parameters", "rope_scaling", "rope_theta"}
+        if default and not {"rope_parameters", "rope_scaling"} & set(self.raw):
+            return self._rope(default, default_theta)
         node = self.raw.get("rope_parameters") or {}
         if node and all(isinstance(v, Mapping) or v is None for v in node.values()):
             node = node.get(layer_type) or {}

@@ -17,6 +17,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "ntk_alpha": ("alpha",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
@@ -59,6 +60,8 @@ class RopeSpec:
         """From `kind`, `theta`, `context` and the kind's own keys, as `HfConfig.rope` returns them."""
         rest = dict(settings)
         kind = str(rest.pop("kind", "default"))
+        if kind == "dynamic" and rest.get("alpha"):  # so named in Hunyuan's checkpoints, but of any length
+            kind = "ntk_alpha"
         context = rest.pop("context", None)
         return cls(
             dims=dims,
@@ -73,7 +76,10 @@ class RopeSpec:
     @property
     def changes_at(self) -> int | None:
         """Sequences longer than this are rotated by other frequencies, for all their positions."""
-        if self.kind != "longrope" or self.settings["short_factor"] == self.settings["long_factor"]:
+        get = self.settings.get
+        if self.kind != "longrope":
+            return None
+        if get("short_factor") == get("long_factor") and get("short_mscale") == get("long_mscale"):
             return None
         return self.original_context
 
@@ -110,6 +116,11 @@ def _dynamic(rope: RopeSpec, length: int) -> tuple[list[float], float]:
     factor, context = rope._factor(), int(rope.context)  # type: ignore[arg-type]
     stretch = factor * max(length, context) / context - (factor - 1)
     return rope._plain(rope.theta * stretch ** (rope.dims / (rope.dims - 2))), 1.0
+
+
+def _ntk_alpha(rope: RopeSpec, length: int) -> tuple[list[float], float]:
+    """NTK-aware scaling by a fixed factor (reference: transformers, models/hunyuan_v1_dense)."""
+    return rope._plain(rope.theta * float(rope.settings["alpha"]) ** (rope.dims / (rope.dims - 2))), 1.0
 
 
 def _llama3(rope: RopeSpec, length: int) -> tuple[list[float], float]:
@@ -160,8 +171,9 @@ def _yarn(rope: RopeSpec, length: int) -> tuple[list[float], float]:
 def _longrope(rope: RopeSpec, length: int) -> tuple[list[float], float]:
     """LongRoPE, arXiv:2402.13753: one list of factors up to the original context, another beyond it."""
     original = rope._original()
-    factors = rope.settings["long_factor" if length > original else "short_factor"]
-    scale = rope.settings.get("attention_factor")
+    which = "long" if length > original else "short"
+    factors = rope.settings[f"{which}_factor"]
+    scale = rope.settings.get(f"{which}_mscale") or rope.settings.get("attention_factor")
     if scale is None:
         factor = rope._factor()
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
@@ -172,6 +184,7 @@ _KINDS: dict[str, Callable[[RopeSpec, int], tuple[list[float], float]]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
+    "ntk_alpha": _ntk_alpha,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

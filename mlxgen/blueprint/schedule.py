@@ -14,7 +14,8 @@ def layer_schedule(node: Node, count: int, path: str) -> list[str]:
     """The variant's name for each of `count` layers.
 
     {kind: all, hit}                     every layer
-    {kind: every, n, hit, miss, except}  layers n-1, 2n-1, ... but not those listed in `except`
+    {kind: every, n, hit, miss, except}  layers n-1, 2n-1, ... but not those listed in `except`; layers `at`,
+                                         at+n, ... where that is given
     {kind: from, start, hit, miss}       layers from `start` on
     {kind: list, list, map, else}        the checkpoint's own list of layer types; `else` where it has none
     """
@@ -30,7 +31,8 @@ def _all(node: Node, count: int, path: str) -> list[str]:
 
 def _every(node: Node, count: int, path: str) -> list[str]:
     n, skip = node["n"], node.get("except") or []
-    return [node["hit"] if n and (i + 1) % n == 0 and i not in skip else node["miss"] for i in range(count)]
+    at = node.get("at", n - 1)
+    return [node["hit"] if n and i % n == at and i not in skip else node["miss"] for i in range(count)]
 
 
 def _from(node: Node, count: int, path: str) -> list[str]:

@@ -123,6 +123,29 @@ def _turned(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwapHalves:
+    """The two halves of every head's rows change places: rope then turns the other way. `size` is the head's."""
+
+    modules: tuple[str, ...]
+    size: int
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        return {n: self._swapped(t) if self._concerns(n) else t for n, t in tensors.items()}
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return {n: self._swap(a) if self._concerns(n) else a for n, a in arrays.items()}
+
+    def _concerns(self, name: str) -> bool:
+        return any(around(name, module)[1] for module in self.modules)
+
+    def _swapped(self, tensor: Tensor) -> Tensor:
+        return replace(tensor, load=lambda: self._swap(tensor.load()))
+
+    def _swap(self, rows: mx.array) -> mx.array:
+        return rows.reshape(-1, 2, self.size // 2, *rows.shape[1:])[:, ::-1].reshape(rows.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     """A tensor for each expert, `path.0.up_proj.weight`, becomes one for all, `path.up_proj.weight` [E, out, in].
 
@@ -193,6 +216,7 @@ class Offset:
 _OPS: dict[str | None, type[Any]] = {
     "split": Split,
     "transpose": Transpose,
+    "swap_halves": SwapHalves,
     "stack": Stack,
     "offset": Offset,
     "fused_experts": FusedExperts,

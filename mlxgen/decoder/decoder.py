@@ -84,6 +84,8 @@ class Decoder(nn.Module):
         self.final_norm = build_norm(spec.final_norm, spec.hidden_size)
         if not spec.tie_head:
             self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=spec.head_bias)
+        elif spec.head_bias:
+            self.lm_head = TiedHead(spec.vocab_size)
 
     def __call__(
         self, tokens: mx.array, caches: Sequence[LayerCache] | None = None, *, length: int | None = None
@@ -117,6 +119,8 @@ class Decoder(nn.Module):
         """hidden [B, L, hidden] -> a score for every candidate of the vocabulary [B, L, V]."""
         spec = self.spec
         out = self.embed_tokens.as_linear(hidden) if spec.tie_head else self.lm_head(hidden)
+        if spec.tie_head and spec.head_bias:
+            out = self.lm_head(out)
         if spec.logit_scale != 1.0:
             out = out * spec.logit_scale
         if spec.logit_softcap is not None:
@@ -141,6 +145,17 @@ class Decoder(nn.Module):
             learned = spec.positions.kind == "learned"
             x = x + (self.embed_positions(rows) if learned else sines(rows, spec.hidden_size).astype(x.dtype))
         return self.embed_norm(x)
+
+
+class TiedHead(nn.Module):
+    """What a head has of its own whose matrix is the embedding's: a bias."""
+
+    def __init__(self, vocab_size: int):
+        super().__init__()
+        self.bias = mx.zeros((vocab_size,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return x + self.bias
 
 
 def sines(positions: mx.array, dims: int) -> mx.array:

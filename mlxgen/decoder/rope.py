@@ -16,12 +16,13 @@ class Rope:
         _, self.scale = spec.frequencies()
         # Where the whole head is rotated, the scale of q and k can go into the attention scale instead.
         self.attention_scale = self.scale**2 if spec.dims == head_dim else 1.0
-        self._wavelengths: dict[bool | int, mx.array] = {}
+        self._tables: dict[bool | int, tuple[mx.array, mx.array | None]] = {}
 
     def __call__(self, x: mx.array, offset: int | mx.array, length: int) -> mx.array:
         """x [B, H, L, D] -> rotated; `offset` is the position of its first token, `length` the whole sequence's."""
-        if self.scale != 1.0 and self.spec.dims < self.head_dim:
-            x = x * self._partial_scale().astype(x.dtype)
+        wavelengths, factor = self._table(length)
+        if factor is not None:
+            x = x * factor.astype(x.dtype)
         return mx.fast.rope(
             x,
             self.spec.dims,
@@ -29,21 +30,24 @@ class Rope:
             base=None,
             scale=1.0,
             offset=offset,
-            freqs=self._freqs(length),
+            freqs=wavelengths,
         )
 
-    def _freqs(self, length: int) -> mx.array:
-        """What mx.fast.rope calls freqs: positions per radian [dims/2]."""
+    def _table(self, length: int) -> tuple[mx.array, mx.array | None]:
+        """(positions per radian [dims/2], factor of the head's elements [D] or None)."""
         spec, key = self.spec, 0
         if spec.changes_at is not None:
             key = int(length > spec.changes_at)
         elif spec.kind == "dynamic" and length > (spec.context or length):
             key = length
-        if key not in self._wavelengths:
-            inv_freq, _ = spec.frequencies(length)
-            self._wavelengths[key] = mx.array([1.0 / f if f else float("inf") for f in inv_freq], mx.float32)
-        return self._wavelengths[key]
+        if key not in self._tables:
+            inv_freq, scale = spec.frequencies(length)
+            wavelengths = mx.array([1.0 / f if f else float("inf") for f in inv_freq], mx.float32)
+            self._tables[key] = (wavelengths, self._factor(scale))
+        return self._tables[key]
 
-    def _partial_scale(self) -> mx.array:
+    def _factor(self, scale: float) -> mx.array | None:
+        """What the rotated elements are multiplied by, beyond what `attention_scale` sees to."""
         rest = self.head_dim - self.spec.dims
-        return mx.array([self.scale] * self.spec.dims + [1.0] * rest)
+        scale = scale if rest else scale / self.scale
+        return mx.array([scale] * self.spec.dims + [1.0] * rest) if scale != 1.0 else None
