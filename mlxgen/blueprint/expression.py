@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlxgen.blueprint.rope import yarn_mscale
 from mlxgen.errors import ConfigError, did_you_mean
 from mlxgen.yaml_text import read_yaml
 
@@ -103,6 +104,8 @@ ARITHMETIC: dict[str, Function] = {
     "not": _strict(lambda a: not a),
     "eq": _strict(lambda a, b: a == b),
     "in": _strict(lambda a, b: a in b),
+    "lt": _strict(lambda a, b: a < b),
+    "yarn_mscale": _strict(yarn_mscale),
     "and": lambda a, b: a() and b(),
     "or": lambda a, b: a() or b(),
     "at": _strict(_at),

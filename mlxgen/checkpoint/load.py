@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from mlxgen.blueprint.text_part import text_name
 from mlxgen.checkpoint.names import NameMap
 from mlxgen.checkpoint.ops import build_ops
 from mlxgen.checkpoint.packed import dequantized
@@ -61,17 +62,27 @@ def load_weights(
 
 def _renamed(source: Source, rules: Mapping[str, Any]) -> Tensors:
     names = NameMap(rules["rename"], rules["aliases"])
-    ignored = tuple(rules["ignore"].values())
+    ignored = [_ignores(rule) for rule in rules["ignore"].values()]
     out: Tensors = {}
     for name, info in source.tensors.items():
-        if any(part in name for part in ignored):
+        ours = names.ours(name)
+        if any(ignores(name, ours) for ignores in ignored):
             continue
-        out[names.ours(name)] = Tensor(
+        out[ours] = Tensor(
             shape=tuple(info.shape),
             load=_loader(source, name),
             quantization=_quantization(source, name),
         )
     return out
+
+
+def _ignores(rule: str | int) -> Callable[[str, str], bool]:
+    """Whether a tensor (its name in the checkpoint, and ours) is left out: by a part of its name, or for standing in a
+    layer from the number `rule` on, as those that some checkpoints add to predict several tokens at once.
+    """
+    if isinstance(rule, str):
+        return lambda name, ours: rule in name
+    return lambda name, ours: ours.startswith("layers.") and int(ours.split(".")[1]) >= rule
 
 
 def _loader(source: Source, name: str) -> Callable[[], mx.array]:

@@ -42,14 +42,14 @@ class Router(nn.Module):
 def within_best_groups(ranks: mx.array, groups: GroupSpec) -> mx.array:
     """ranks [T, E] with -inf outside the best groups (DeepSeek-V2 and V3)."""
     T, E = ranks.shape
+    dropped = groups.count - groups.keep
+    if not dropped:
+        return ranks
     grouped = ranks.reshape(T, groups.count, -1)
     if groups.by == "max":
         scores = grouped.max(axis=-1)
     else:
         scores = mx.topk(grouped, min(2, grouped.shape[-1]), axis=-1).sum(axis=-1)
-    dropped = groups.count - groups.keep
-    if not dropped:
-        return ranks
     worst = mx.argpartition(scores, dropped - 1, axis=-1)[:, :dropped]
     grouped = mx.put_along_axis(grouped, worst[..., None], mx.array(-mx.inf, ranks.dtype), axis=1)
     return grouped.reshape(T, E)
