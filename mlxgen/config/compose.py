@@ -61,15 +61,15 @@ def _composed(overrides: Overrides) -> Any:
     words = list(overrides.hydra_words)
     if len(dirs) > 1:
         words.append(f"hydra.searchpath=['file://{dirs[0]}']")
-    instance = GlobalHydra.instance()
-    outer, instance.hydra = instance.hydra, None  # the caller may be a Hydra application
+    outer = GlobalHydra.instance().hydra  # the caller may be a Hydra application
+    GlobalHydra.instance().hydra = None
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return hydra_compose("config", overrides=words, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(_one_line(error)) from error
     finally:
-        instance.hydra = outer
+        GlobalHydra.instance().hydra = outer
 
 
 def _plain(cfg: Any) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def checked(
     for key in data:
         if key not in names:
             raise _unknown(str(key), data, names)
-    if data["architecture"] and "decoder" not in data["architecture"]:
+    if data["architecture"] and not {"decoder", "layer", "weights"} <= set(data["architecture"]):
         raise ConfigError(
             "`architecture` must be chosen before its values can be set, e.g. architecture=llama."
         )
