@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from mlxgen.blueprint import Blueprint, DecoderSpec, find_blueprint
 from mlxgen.blueprint.spec import MoeSpec
+from mlxgen.blueprint.text_part import text_config
 from mlxgen.checkpoint import Checkpoint, PackageSource, open_checkpoint
 from mlxgen.checkpoint.load import load_weights, names_of
 from mlxgen.config import ModelConfig, config_dirs
@@ -48,14 +49,15 @@ def load(
     Raises ModelError or ConfigError, before memory is spent, for what does not fit together.
     """
     checkpoint = open_source(model)
+    config = text_config(checkpoint.config)
     folders = [folder / "architecture" for folder in dirs or config_dirs(None)]
     if architecture and "decoder" in architecture:
         blueprint = Blueprint(name="architecture", tree=architecture)
     else:
-        blueprint = find_blueprint(checkpoint.config, folders)
+        blueprint = find_blueprint(config, folders)
     try:
-        rules = blueprint.weights(checkpoint.config)
-        spec = blueprint.spec(checkpoint.config, names_of(checkpoint, rules))
+        rules = blueprint.weights(config)
+        spec = blueprint.spec(config, names_of(checkpoint, rules))
     except ConfigError as error:  # it is the checkpoint's fault, not the user's
         raise ModelError(f"{checkpoint.path}: {error}") from error
     dtype, dequantize = precision(model)

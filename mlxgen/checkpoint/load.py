@@ -65,10 +65,10 @@ def _renamed(source: Source, rules: Mapping[str, Any]) -> Tensors:
     ignored = [_ignores(rule) for rule in rules["ignore"].values()]
     out: Tensors = {}
     for name, info in source.tensors.items():
-        ours = names.ours(name)
-        if any(ignores(name, ours) for ignores in ignored):
+        text = text_name(name)
+        if text is None or any(ignores(text, names.ours(text)) for ignores in ignored):
             continue
-        out[ours] = Tensor(
+        out[names.ours(text)] = Tensor(
             shape=tuple(info.shape),
             load=_loader(source, name),
             quantization=_quantization(source, name),
@@ -163,4 +163,4 @@ def _converted(value: mx.array, dtype: mx.Dtype | None) -> mx.array:
 def names_of(source: Source, rules: Mapping[str, Any]) -> Iterable[str]:
     """The checkpoint's tensor names, in our terms before operations: what a blueprint may ask for."""
     names = NameMap(rules["rename"], rules["aliases"])
-    return [names.ours(name) for name in source.tensors]
+    return [names.ours(text) for name in source.tensors if (text := text_name(name)) is not None]
