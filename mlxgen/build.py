@@ -69,11 +69,11 @@ def _find(target: str, path: str, trust: Sequence[str]) -> Any:
 
 def _check_signature(part: Any, arguments: Mapping[str, Any], path: str) -> None:
     parameters = inspect.signature(part).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     for key in arguments:
-        if key not in parameters:
-            raise unknown_key(join(path, key), parameters)
-    must = [n for n, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+        if key not in named and not open_ended:
+            raise unknown_key(join(path, key), named)
+    must = [name for name, p in named.items() if p.default is p.empty]
     if missing := [f"`{join(path, name)}`" for name in must if name not in arguments]:
         raise ConfigError(f"{', '.join(missing)} must be given.")

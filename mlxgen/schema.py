@@ -57,9 +57,7 @@ def convert(kind: Any, value: Any, path: str) -> Any:
         choices = typing.get_args(kind)
         if value not in choices:
             hint = did_you_mean(str(value), map(str, choices))
-            raise ConfigError(
-                f"`{path}` must be one of {', '.join(map(str, choices))}, but is {value!r}.{hint}"
-            )
+            raise ConfigError(f"`{path}` must be one of {', '.join(map(str, choices))}, but is {value!r}.{hint}")
         return value
     if dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else parse(kind, value, path)  # type: ignore[arg-type]
@@ -100,7 +98,7 @@ def _convert_sequence(kind: Any, origin: Any, value: Any, path: str) -> Any:
 def _convert_scalar(kind: Any, value: Any, path: str) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is float:
-        _expect(number, path, _rule(kind), value)
+        _expect(number and (isinstance(value, float) or abs(value) < 2**1023), path, _rule(kind), value)
         return float(value)
     if kind is int:
         _expect(number and value == value // 1, path, _rule(kind), value)

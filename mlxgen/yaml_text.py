@@ -35,7 +35,13 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 class _Dumper(yaml.SafeDumper):
     """Puts quotes around text that either reader would take for something else."""
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Line breaks of any kind survive for certain in double quotes only.
+        style = '"' if len(data.splitlines()) > 1 or data != data.strip() else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
