@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def load(
         spec = blueprint.spec(config, names_of(checkpoint, rules))
     except ConfigError as error:  # it is the checkpoint's fault, not the user's
         raise ModelError(f"{checkpoint.path}: {error}") from error
+    _check_keys(blueprint, config, folders, strict=model.strict)
     dtype, dequantize = precision(model)
     _check_experts(spec, dtype, dequantize)
     decoder = Decoder(spec)
@@ -92,6 +94,19 @@ def precision(model: ModelConfig) -> tuple[mx.Dtype | None, bool]:
     on_cpu = mx.default_device().type == mx.cpu
     dtype = _DTYPES.get(model.dtype) or (mx.float32 if on_cpu else None)
     return dtype, on_cpu if model.dequantize == "auto" else bool(model.dequantize)
+
+
+def _check_keys(blueprint: Blueprint, config: Mapping[str, Any], folders: Sequence[Path], *, strict: bool) -> None:
+    """A setting that is not understood must not be passed over in silence."""
+    stops, unknown = blueprint.unread(config, folders)
+    if stops:
+        named = ", ".join(f"`{key}` {str(config[key])[:40]}" for key in stops)
+        text = f"config.json: {named}: it changes what a model computes, but blueprint {blueprint.name} does not read it"
+        if strict:
+            raise ModelError(f"{text}; model.strict=false loads all the same.")
+        warnings.warn(f"{text}.", stacklevel=2)
+    if unknown:
+        warnings.warn(f"config.json: nobody knows {', '.join(f'`{key}`' for key in unknown)}; ignored.", stacklevel=2)
 
 
 def _check_experts(spec: DecoderSpec, dtype: mx.Dtype | None, dequantize: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from mlxgen.blueprint.build_spec import build_spec, build_weight_rules, merge
+from mlxgen.blueprint.config_keys import unread
 from mlxgen.blueprint.hf_config import HfConfig
 from mlxgen.blueprint.spec import DecoderSpec
 from mlxgen.errors import ConfigError, ModelError, did_you_mean
@@ -36,6 +37,13 @@ class Blueprint:
         Raises ConfigError, with the key path, for what is missing, unknown or contradictory.
         """
         return build_spec(self.tree, HfConfig(config), frozenset(weight_names or ()))
+
+    def unread(self, config: Mapping[str, Any], folders: Sequence[Path]) -> tuple[list[str], list[str]]:
+        """Keys of this config.json that the blueprint does not read: (known to change a computation, unknown to all)."""
+        hf = HfConfig(config)
+        build_spec(self.tree, hf, frozenset())
+        build_weight_rules(self.tree, hf)
+        return unread(config, hf.read | set(self.tree["unused"]), folders)
 
 
 def supported(folders: Sequence[Path]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxgen.blueprint import spec as specs
+from mlxgen.blueprint.config_keys import mentioned
 from mlxgen.blueprint.expression import Evaluator
 from mlxgen.blueprint.hf_config import HfConfig
 from mlxgen.blueprint.mixers import MIXERS
@@ -47,7 +48,7 @@ class _Builder:
         self.tree, self.hf, self.weight_names = tree, hf, weight_names
         self.layer = 0
         self.config: dict[str, Any] = {}
-        self.evaluator = Evaluator(self._name, self._functions())
+        self.evaluator = Evaluator(self._name, self._functions(), on_text=lambda text: hf.read.update(mentioned(text)))
 
     def refuse(self) -> None:
         """Raise ConfigError for a config.json that asks for what this blueprint can't compute."""
@@ -98,8 +99,9 @@ class _Builder:
         node = self._template(kind, changes, path)
         rope = node.pop("rope", None)
         if rope and rope.pop("use", True):
+            theta = rope.get("theta")  # a layer's own
             node["rope"] = RopeSpec.from_settings(
-                rope["settings"], dims=rope["dims"], interleaved=rope["interleaved"]
+                {**rope["settings"], **({"theta": theta} if theta else {})}, dims=rope["dims"], interleaved=rope["interleaved"]
             )
         if node.get("qk_norm"):
             node["qk_norm"] = {**node["qk_norm"], "norm": self._norm(node["qk_norm"].get("norm", True))}

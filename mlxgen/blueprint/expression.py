@@ -45,8 +45,14 @@ class Evaluator:
     `names(path)` looks up `${a.b}`; `functions` are called with unevaluated arguments (thunks).
     """
 
-    def __init__(self, names: Callable[[str], Any], functions: Mapping[str, Function]):
-        self._names = names
+    def __init__(
+        self,
+        names: Callable[[str], Any],
+        functions: Mapping[str, Function],
+        on_text: Callable[[str], None] = lambda text: None,
+    ):
+        """`on_text` hears of every expression of a tree that is evaluated, whole."""
+        self._names, self._on_text = names, on_text
         self._functions = {**ARITHMETIC, **functions}
 
     def tree(self, node: Any, path: str) -> Any:
@@ -56,6 +62,7 @@ class Evaluator:
         if isinstance(node, list | tuple):
             return [self.tree(v, f"{path}[{i}]") for i, v in enumerate(node)]
         if isinstance(node, str) and "${" in node:
+            self._on_text(node)
             try:
                 return self.expression(node)
             except (ValueError, TypeError, ZeroDivisionError, IndexError, KeyError) as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxgen.blueprint.norms import NormSpec
+from mlxgen.blueprint.recurrent import RECURRENT, RecurrentSpec
 from mlxgen.blueprint.rope import RopeSpec
 from mlxgen.errors import require
 
@@ -53,7 +54,7 @@ class AttentionSpec:
     clip: float | None = None  # queries, keys and values are cut to [-clip, clip]
     qk_norm: QkNormSpec | None = None
     rope: RopeSpec | None = None
-    alibi: bool = False  # scores fall linearly with distance (arXiv:2108.12409)
+    alibi: float | None = None  # scores fall with distance by a slope per head (arXiv:2108.12409) times this
     temperature: TemperatureSpec | None = None
     window: int | None = None  # a token sees itself and window - 1 before it
     chunk: int | None = None  # a token sees what came before it in its own chunk of this length
@@ -102,5 +103,25 @@ class LatentAttentionSpec:
             require(getattr(self, name) > 0, name, "at least 1", getattr(self, name))
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec
-MIXERS: dict[str, type] = {"attention": AttentionSpec, "latent_attention": LatentAttentionSpec}
+@dataclass(frozen=True, kw_only=True)
+class ParallelSpec:
+    """Attention and a recurrent mixer side by side: both read the layer's normalized input, and their sum is added."""
+
+    attention: AttentionSpec
+    recurrent: RecurrentSpec
+
+
+MixerSpec = AttentionSpec | LatentAttentionSpec | RecurrentSpec | ParallelSpec
+MIXERS: dict[str, type] = {"attention": AttentionSpec, "latent_attention": LatentAttentionSpec, **RECURRENT}
+
+
+def attention_of(mixer: MixerSpec | None) -> AttentionSpec | LatentAttentionSpec | None:
+    """The attention of a layer that has some."""
+    mixer = mixer.attention if isinstance(mixer, ParallelSpec) else mixer
+    return mixer if isinstance(mixer, AttentionSpec | LatentAttentionSpec) else None
+
+
+def recurrent_of(mixer: MixerSpec | None) -> RecurrentSpec | None:
+    """The recurrent mixer of a layer that has one."""
+    mixer = mixer.recurrent if isinstance(mixer, ParallelSpec) else mixer
+    return mixer if isinstance(mixer, RecurrentSpec) else None

@@ -56,6 +56,7 @@ class LayerSpec:
     mlp_in_norm: NormSpec | None
     mlp_out_norm: NormSpec | None
     shared_in_norm: bool = False  # in a parallel layer, the feed-forward block reads the mixer's normalized input
+    norm_stream: bool = False  # norms change the stream itself: x = in(x), then x = out(x + mixer(x)), and so on
     parallel: bool = False
     residual_scale: float = 1.0
 
