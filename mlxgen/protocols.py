@@ -56,6 +56,18 @@ class LayerCache(Protocol):
         ...
 
 
+class StateCache(Protocol):
+    """The memory of a recurrent mixer: what it wrote last. The other promises are those of LayerCache."""
+
+    def read(self) -> tuple[Array, ...]:
+        """The arrays that were written last; none before the first token."""
+        ...
+
+    def write(self, state: Sequence[Array], length: int) -> None:
+        """Keep these arrays instead, after `length` more tokens."""
+        ...
+
+
 class LanguageModel(Protocol):
     """Tokens in, logits out: all the engine needs to know of a decoder."""
 

@@ -79,6 +79,7 @@ class _Builder:
 
     def _layer(self, index: int, schedules: Mapping[str, list[str]]) -> specs.LayerSpec:
         self.layer = index
+        self.config.clear()  # values may differ from layer to layer
         path = f"layers[{index}]"
         node = self.evaluator.tree(self.tree["layer"], path)
         norms = {f"{k}_norm": self._norm(v) for k, v in node.pop("norms").items()}
@@ -96,6 +97,12 @@ class _Builder:
         return self.evaluator.tree(merge(self.tree[kind], changes), path)
 
     def _mixer(self, kind: str, changes: Mapping[str, Any], path: str) -> specs.MixerSpec:
+        if kind == "parallel":
+            pair = merge(self.tree[kind], changes)
+            attention = self._mixer("attention", pair["attention"], f"{path}.attention")
+            recurrent = dict(pair["recurrent"])
+            other = self._mixer(recurrent.pop("kind"), recurrent, f"{path}.recurrent")
+            return parse(specs.ParallelSpec, {"attention": attention, "recurrent": other}, path)
         node = self._template(kind, changes, path)
         rope = node.pop("rope", None)
         if rope and rope.pop("use", True):
@@ -107,6 +114,8 @@ class _Builder:
             node["qk_norm"] = {**node["qk_norm"], "norm": self._norm(node["qk_norm"].get("norm", True))}
         if "norm" in node:
             node["norm"] = self._norm(node["norm"])
+        if "activation" in node:
+            node["activation"] = self._activation(node["activation"])
         return parse(MIXERS[kind], node, path)
 
     def _ffn(self, kind: str, changes: Mapping[str, Any], path: str) -> specs.FfnSpec:
@@ -114,8 +123,8 @@ class _Builder:
             return self._mlp(changes, path)
         node = self._template(kind, changes, path)
         node["expert"] = self._mlp(node["expert"], f"{path}.expert")
-        if node.get("shared"):
-            node["shared"] = self._mlp(node["shared"], f"{path}.shared")
+        if node.get("shared"):  # a width of 0 is none
+            node["shared"] = self._mlp(node["shared"], f"{path}.shared") if node["shared"]["width"] else None
         return parse(specs.MoeSpec, node, path)
 
     def _mlp(self, changes: Mapping[str, Any], path: str) -> specs.MlpSpec:
@@ -168,13 +177,24 @@ class _Builder:
         def lacks_weight(module: Any) -> bool:
             return f"{text(module)}.weight" not in self.weight_names
 
+        def lacks_tensor(ending: Any) -> bool:
+            """Whether the checkpoint, where it is known, has no tensor of which the name ends so."""
+            return bool(self.weight_names) and not any(n.endswith(text(ending)) for n in self.weight_names)
+
         def exact_div(a: Any, b: Any) -> int:
             x, y = a(), b()
             if x % y:
                 raise ConfigError(f"config.json: hidden size must be a multiple of the heads ({y}), but is {x}.")
             return x // y
 
-        return {"hf": hf, "given": given, "rope": rope, "lacks_weight": lacks_weight, "exact_div": exact_div}
+        return {
+            "hf": hf,
+            "given": given,
+            "rope": rope,
+            "lacks_weight": lacks_weight,
+            "lacks_tensor": lacks_tensor,
+            "exact_div": exact_div,
+        }
 
 
 _NONE = object()

@@ -15,10 +15,20 @@ from mlxgen.blueprint.mixers import (
     GateSpec,
     LatentAttentionSpec,
     MixerSpec,
+    ParallelSpec,
     QkNormSpec,
     TemperatureSpec,
 )
 from mlxgen.blueprint.norms import NormSpec
+from mlxgen.blueprint.recurrent import (
+    GatedDeltaNetSpec,
+    LightningAttentionSpec,
+    Mamba2Spec,
+    MambaSpec,
+    RecurrentSpec,
+    RgLruSpec,
+    ShortConvSpec,
+)
 from mlxgen.errors import require
 
 __all__ = [
@@ -27,16 +37,24 @@ __all__ = [
     "DecoderSpec",
     "FfnSpec",
     "GateSpec",
+    "GatedDeltaNetSpec",
     "GroupSpec",
     "LatentAttentionSpec",
     "LayerSpec",
+    "LightningAttentionSpec",
+    "Mamba2Spec",
+    "MambaSpec",
     "MixerSpec",
     "MlpSpec",
     "MoeSpec",
     "NormSpec",
+    "ParallelSpec",
     "PositionsSpec",
     "QkNormSpec",
+    "RecurrentSpec",
+    "RgLruSpec",
     "RouterSpec",
+    "ShortConvSpec",
     "TemperatureSpec",
 ]
 

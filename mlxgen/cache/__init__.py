@@ -3,6 +3,17 @@
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
 from mlxgen.cache.layer_cache import FullCache, WindowCache
 from mlxgen.cache.policy import Full, Quantized, Window
+from mlxgen.cache.recurrent import HybridCache, RecurrentCache
 from mlxgen.cache.storage import load_caches, save_caches
 
-__all__ = ["Full", "FullCache", "Quantized", "Window", "WindowCache", "load_caches", "save_caches"]
+__all__ = [
+    "Full",
+    "FullCache",
+    "HybridCache",
+    "Quantized",
+    "RecurrentCache",
+    "Window",
+    "WindowCache",
+    "load_caches",
+    "save_caches",
+]

@@ -8,20 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MixerSpec
+from mlxgen.blueprint.mixers import attention_of
+from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MixerSpec, ParallelSpec
 from mlxgen.cache.buffer import Buffer, DenseBuffer, NoBuffer, QuantizedBuffer
 from mlxgen.cache.layer_cache import FullCache, WindowCache
+from mlxgen.cache.recurrent import HybridCache, RecurrentCache
 from mlxgen.errors import ConfigError, require
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
+
+Cache = FullCache | RecurrentCache | HybridCache
 
 
 @dataclass(frozen=True, kw_only=True)
 class Full:
     """Keep every token."""
 
-    def __call__(self, spec: DecoderSpec) -> list[FullCache]:
+    def __call__(self, spec: DecoderSpec) -> list[Cache]:
         return [layer_cache(layer.mixer, DenseBuffer, DenseBuffer) for layer in spec.layers]
 
 
@@ -39,16 +43,20 @@ class Window:
         require(self.size >= 2, "cache.size", "at least 2", self.size)
         require(0 <= self.sinks < self.size, "cache.sinks", f"from 0 to size - 1 ({self.size - 1})", self.sinks)
 
-    def __call__(self, spec: DecoderSpec) -> list[FullCache]:
+    def __call__(self, spec: DecoderSpec) -> list[Cache]:
         return [self._layer(layer.mixer) for layer in spec.layers]
 
-    def _layer(self, mixer: MixerSpec | None) -> FullCache:
-        own = None if mixer is None else mixer.window or mixer.chunk
-        if mixer is None or (own is not None and own <= self.size):
+    def _layer(self, mixer: MixerSpec | None) -> Cache:
+        attention = attention_of(mixer)
+        own = None if attention is None else attention.window or attention.chunk
+        if attention is None or (own is not None and own <= self.size):
             return layer_cache(mixer, DenseBuffer, DenseBuffer)
-        if isinstance(mixer, AttentionSpec) and mixer.alibi:
-            raise ConfigError("`cache` must keep every token for a model with ALiBi, whose scores need all distances; use cache=full.")
-        return WindowCache(self.size - self.sinks, self.sinks, *_buffers(mixer, DenseBuffer, DenseBuffer))
+        if isinstance(attention, AttentionSpec) and attention.alibi:
+            raise ConfigError(
+                "`cache` must keep every token for a model with ALiBi, whose scores need all distances; use cache=full."
+            )
+        buffers = _buffers(attention, DenseBuffer, DenseBuffer)
+        return _beside(mixer, WindowCache(self.size - self.sinks, self.sinks, *buffers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +74,7 @@ class Quantized:
         require(self.group_size in GROUP_SIZES, "cache.group_size", f"one of {GROUP_SIZES}", self.group_size)
         require(self.start >= 0, "cache.start", "at least 0", self.start)
 
-    def __call__(self, spec: DecoderSpec) -> list[FullCache]:
+    def __call__(self, spec: DecoderSpec) -> list[Cache]:
         for i, layer in enumerate(spec.layers):
             for dims in _widths(layer.mixer):
                 self._check_width(i, dims)
@@ -84,22 +92,32 @@ class Quantized:
         return lambda: QuantizedBuffer(bits, self.group_size, self.start)
 
 
-def layer_cache(mixer: MixerSpec | None, keys: Callable[[], Buffer], values: Callable[[], Buffer]) -> FullCache:
-    """The cache that a layer itself asks for, over buffers of the policy's kind."""
-    buffers = _buffers(mixer, keys, values)
-    if mixer is not None and mixer.window is not None:
-        return WindowCache(mixer.window, 0, *buffers)
-    if mixer is not None and mixer.chunk is not None:
-        return WindowCache(mixer.chunk, 0, *buffers, chunked=True)
-    return FullCache(*buffers)
+def layer_cache(mixer: MixerSpec | None, keys: Callable[[], Buffer], values: Callable[[], Buffer]) -> Cache:
+    """The cache that a layer itself asks for, over buffers of the policy's kind. A recurrent memory is as it is."""
+    attention = attention_of(mixer)
+    if attention is None:
+        return RecurrentCache()
+    buffers = _buffers(attention, keys, values)
+    if attention.window is not None:
+        return _beside(mixer, WindowCache(attention.window, 0, *buffers))
+    if attention.chunk is not None:
+        return _beside(mixer, WindowCache(attention.chunk, 0, *buffers, chunked=True))
+    return _beside(mixer, FullCache(*buffers))
 
 
-def _buffers(mixer: MixerSpec | None, keys: Callable[[], Buffer], values: Callable[[], Buffer]) -> tuple[Buffer, Buffer]:
-    return keys(), NoBuffer() if isinstance(mixer, LatentAttentionSpec) else values()
+def _beside(mixer: MixerSpec | None, cache: FullCache) -> Cache:
+    return HybridCache(cache) if isinstance(mixer, ParallelSpec) else cache
+
+
+def _buffers(
+    attention: AttentionSpec | LatentAttentionSpec, keys: Callable[[], Buffer], values: Callable[[], Buffer]
+) -> tuple[Buffer, Buffer]:
+    return keys(), NoBuffer() if isinstance(attention, LatentAttentionSpec) else values()
 
 
 def _widths(mixer: MixerSpec | None) -> list[int]:
     """How many numbers a head's keys, and its values, have."""
-    if isinstance(mixer, AttentionSpec):
-        return [mixer.head_dim, mixer.value_dim]
-    return [mixer.kv_rank + mixer.rope_dim] if isinstance(mixer, LatentAttentionSpec) else []
+    attention = attention_of(mixer)
+    if isinstance(attention, AttentionSpec):
+        return [attention.head_dim, attention.value_dim]
+    return [attention.kv_rank + attention.rope_dim] if attention is not None else []

@@ -50,7 +50,7 @@ def load_caches(path: Path, caches: Sequence[Any], fingerprint: str) -> list[int
     if not same or [layer["kind"] for layer in layers] != [cache.kind for cache in caches]:
         raise ModelError(f"{path} was saved by another model, cache policy or precision; remove it or name another file.")
     for number, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
-        cache.state = [arrays[f"{number}.{i}"] for i in range(layer["arrays"])]
         cache.counters = layer["counters"]
+        cache.state = [arrays[f"{number}.{i}"] for i in range(layer["arrays"])]
     mx.eval([cache.state for cache in caches])
     return tokens

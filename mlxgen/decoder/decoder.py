@@ -13,16 +13,22 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxgen.blueprint.mixers import attention_of, recurrent_of
 from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
 from mlxgen.decoder.attention import Attention
 from mlxgen.decoder.latent_attention import LatentAttention
 from mlxgen.decoder.mlp import MLP
 from mlxgen.decoder.moe import MoE
 from mlxgen.decoder.norm import build_norm
+from mlxgen.decoder.recurrent import RECURRENT_MIXERS
 from mlxgen.decoder.uncached import Uncached
 from mlxgen.protocols import LayerCache
 
-MIXERS: dict[type, type[nn.Module]] = {AttentionSpec: Attention, LatentAttentionSpec: LatentAttention}
+MIXERS: dict[type, type[nn.Module]] = {
+    AttentionSpec: Attention,
+    LatentAttentionSpec: LatentAttention,
+    **RECURRENT_MIXERS,
+}
 FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE}
 
 
@@ -31,8 +37,12 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, spec: LayerSpec, hidden_size: int):
         super().__init__()
+        attention, recurrent = attention_of(spec.mixer), recurrent_of(spec.mixer)
+        if attention is not None:
+            self.self_attn = MIXERS[type(attention)](attention, hidden_size)
+        if recurrent is not None:
+            self.mixer = MIXERS[type(recurrent)](recurrent, hidden_size)
         if spec.mixer is not None:
-            self.self_attn = MIXERS[type(spec.mixer)](spec.mixer, hidden_size)
             self.attn_in_norm = build_norm(spec.attn_in_norm, hidden_size)
         if spec.ffn is not None:
             self.mlp = FFNS[type(spec.ffn)](spec.ffn, hidden_size)
@@ -43,29 +53,40 @@ class DecoderLayer(nn.Module):
         if spec.mlp_out_norm is not None:
             self.mlp_out_norm = build_norm(spec.mlp_out_norm, hidden_size)
         self.spec = spec
-        self.mask_kind = (spec.mixer.window, spec.mixer.chunk) if spec.mixer is not None else None
+        self.mask_kind = (attention.window, attention.chunk) if attention is not None else None
 
     def __call__(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
         if self.spec.parallel:
             return self._parallel(x, batch, cache, mask, length)
-        scale = self.spec.residual_scale
-        if "self_attn" in self:
-            y = self["self_attn"](self["attn_in_norm"](x), batch, cache, mask, length)
-            if "attn_out_norm" in self:
-                y = self["attn_out_norm"](y)
-            x = x + (y if scale == 1.0 else y * scale)
+        if self.spec.mixer is None:
+            cache.write((), x.shape[0] // batch)  # nothing to remember, but the tokens are counted
+        else:
+            h = self["attn_in_norm"](x)
+            x = self._add(x, h, self._mixed(h, batch, cache, mask, length), "attn_out_norm")
         if "mlp" in self:
-            y = self["mlp"](self["mlp_in_norm"](x))
-            if "mlp_out_norm" in self:
-                y = self["mlp_out_norm"](y)
-            x = x + (y if scale == 1.0 else y * scale)
+            h = self["mlp_in_norm"](x)
+            x = self._add(x, h, self["mlp"](h), "mlp_out_norm")
         return x
+
+    def _mixed(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
+        """x [T, hidden] through the layer's mixer, or the sum of its two."""
+        names = [name for name in ("self_attn", "mixer") if name in self]
+        outputs = [self[name](x, batch, cache, mask, length) for name in names]
+        return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
+
+    def _add(self, x: mx.array, h: mx.array, y: mx.array, out_norm: str) -> mx.array:
+        """The stream x plus y, what a block made of the normalized stream h."""
+        scale = self.spec.residual_scale
+        if out_norm in self and not self.spec.norm_stream:
+            y = self[out_norm](y)
+        x = (h if self.spec.norm_stream else x) + (y if scale == 1.0 else y * scale)
+        return self[out_norm](x) if out_norm in self and self.spec.norm_stream else x
 
     def _parallel(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
         """Mixer and feed-forward block both read the layer's input."""
         normed = self["attn_in_norm"](x)
-        attn = self["self_attn"](normed, batch, cache, mask, length)
+        attn = self._mixed(normed, batch, cache, mask, length)
         mlp = self["mlp"](normed if self.spec.shared_in_norm else self["mlp_in_norm"](x))
         return x + (attn + mlp) * self.spec.residual_scale
 
@@ -130,8 +151,8 @@ class Decoder(nn.Module):
     @property
     def recompute_at(self) -> int | None:
         """Sequences that grow beyond this length must be computed anew: their rope rotates every position differently."""
-        ropes = [layer.mixer.rope for layer in self.spec.layers if layer.mixer is not None]
-        points = [rope.changes_at for rope in ropes if rope is not None]
+        attentions = [attention_of(layer.mixer) for layer in self.spec.layers]
+        points = [a.rope.changes_at for a in attentions if a is not None and a.rope is not None]
         return min((p for p in points if p is not None), default=None)
 
     def _embed(self, tokens: mx.array, offset: int | mx.array) -> mx.array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -31,6 +31,12 @@ class Uncached:
         self, q: mx.array, k: mx.array, v: mx.array, mask: Any, attention: Callable[..., mx.array]
     ) -> mx.array:
         return attention(q, k, v, mask)
+
+    def read(self) -> tuple[mx.array, ...]:
+        return ()
+
+    def write(self, state: Sequence[mx.array], length: int) -> None:
+        pass
 
     @property
     def state(self) -> list[mx.array]:

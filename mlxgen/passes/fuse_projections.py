@@ -13,6 +13,8 @@ import mlx.nn as nn
 
 _GROUPS = (
     ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    ("mixer", "in_proj", ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")),
+    ("mixer", "in_proj", ("q_proj", "k_proj", "v_proj", "g_a_proj", "b_proj", "f_a_proj")),
     ("mlp", "gate_up_proj", ("gate_proj", "up_proj")),
 )
 
@@ -20,8 +22,8 @@ _GROUPS = (
 def fuse_projections(layer: Any) -> None:
     """Fuse the projections of one decoder layer in place, where they are of one kind; else leave them."""
     for parent, fused, names in _GROUPS:
-        module = layer[parent]
-        if not all(name in module for name in names) or "fused" not in module.__dict__:
+        module = layer.get(parent)
+        if module is None or not all(name in module for name in names) or "fused" not in module.__dict__:
             continue
         parts = [module[name] for name in names]
         if not _alike(parts):
