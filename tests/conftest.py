@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -22,3 +24,33 @@ def tiny_checkpoint(tmp_path_factory):
     from mlxgen.testing.checkpoints import write_tiny
 
     return write_tiny(tmp_path_factory.mktemp("tiny") / "llama")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What a command gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    """Run a command line in this process, in an empty folder that must stay empty; `stdin` is what is piped in."""
+    from mlxgen.cli import main
+
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def run(*words: str, stdin: bytes | None = None) -> Ran:
+        piped = tmp_path / "stdin"
+        piped.write_bytes(stdin or b"")
+        with open(os.devnull if stdin is None else piped, encoding="utf-8") as stream:
+            monkeypatch.setattr(sys, "stdin", stream)
+            code = main(list(words))
+        assert list(folder.iterdir()) == []
+        return Ran(code, *capsys.readouterr())
+
+    return run

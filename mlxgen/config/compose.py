@@ -106,9 +106,7 @@ def checked(
         if key not in names:
             raise _unknown(str(key), data, names)
     if data["architecture"] and not {"decoder", "layer", "weights"} <= set(data["architecture"]):
-        raise ConfigError(
-            "`architecture` must be chosen before its values can be set, e.g. architecture=llama."
-        )
+        raise ConfigError("`architecture` must be chosen before its values can be set, e.g. architecture=llama.")
     given = {
         "trust": [*overrides.trust, *trust],
         "config_dirs": config_dirs(overrides.config_dir),

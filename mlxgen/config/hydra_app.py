@@ -23,9 +23,7 @@ def shell_completion(command: str) -> int:
     """`install=bash` prints a script, which calls `query=bash` with the line so far in COMP_LINE."""
     verb, _, shell = command.partition("=")
     if verb not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
-        raise ConfigError(
-            f"`-sc` must be install=, uninstall= or query= with bash, zsh or fish, but is {command!r}."
-        )
+        raise ConfigError(f"`-sc` must be install=, uninstall= or query= with bash, zsh or fish, but is {command!r}.")
     if verb != "query":
         return _hydra(["-sc", command], None)
     print(*candidates(os.environ.get("COMP_LINE", "")), sep="\n" if shell == "fish" else " ")
@@ -52,14 +50,18 @@ def candidates(line: str) -> list[str]:
 
 
 def _hydra(arguments: list[str], config_dir: Path | None) -> int:
-    """Call Hydra's application, which reads sys.argv and ends the process itself if something is wrong."""
+    """Call Hydra's application; it reads sys.argv, sets up logging, and ends the process if something is wrong."""
+    import logging
+
     import hydra
 
     dirs = config_dirs(config_dir)
     extra = ["--config-dir", str(dirs[0])] if len(dirs) > 1 else []
-    own, sys.argv = sys.argv, ["mlxgen", *arguments, *extra]
+    root = logging.getLogger()
+    before = sys.argv, root.handlers, root.level
+    sys.argv, root.handlers = ["mlxgen", *arguments, *extra], []
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(lambda cfg: None)()
     finally:
-        sys.argv = own
+        sys.argv, root.handlers, root.level = before
     return EXIT_OK

@@ -114,9 +114,7 @@ def _task(word: str, before: str | None, dirs: Sequence[Path]) -> str:
     """The one bare word there may be. A second one is text without quotes, as a rule."""
     tasks = choices("task", dirs)
     if before is not None:
-        raise ConfigError(
-            f"{word!r} follows the task {before}, but is not key=value. Give free text as prompt='...'."
-        )
+        raise ConfigError(f"{word!r} follows the task {before}, but is not key=value. Give free text as prompt='...'.")
     if word not in tasks:
         hint = did_you_mean(word, tasks) or " Give free text as prompt='...'."
         raise ConfigError(f"{word!r} is not a task or key=value; tasks: {', '.join(tasks)}.{hint}")
@@ -125,9 +123,7 @@ def _task(word: str, before: str | None, dirs: Sequence[Path]) -> str:
 
 def _choice(group: str, value: str, dirs: Sequence[Path]) -> str:
     if value not in options(group, dirs):
-        raise ConfigError(
-            f"`{group}` must be one of {_listed(group, dirs)}, but is {_given(group, value, dirs)}"
-        )
+        raise ConfigError(f"`{group}` must be one of {_listed(group, dirs)}, but is {_given(group, value, dirs)}")
     return value
 
 
@@ -161,9 +157,7 @@ def _value(name: str, value: str) -> str:
     if parsed is None:
         return f"++{name}={quoted(value)}"
     if parsed.is_sweep_override():
-        raise ConfigError(
-            f"`{name}` must be one value, but is {value!r}. {_SWEEP} A text with a comma needs quotes."
-        )
+        raise ConfigError(f"`{name}` must be one value, but is {value!r}. {_SWEEP} A text with a comma needs quotes.")
     return f"++{name}={value}"
 
 
@@ -193,7 +187,5 @@ def read_list(text: str) -> list[str]:
         items = None
     if items is not None and all(isinstance(item, str) for item in items):
         return items
-    found = [
-        m.group(1).replace("''", "'") if m[1] else m[2] or m[3] or "" for m in _ITEM.finditer(text[1:-1])
-    ]
+    found = [m.group(1).replace("''", "'") if m[1] else m[2] or m[3] or "" for m in _ITEM.finditer(text[1:-1])]
     return [item for item in found if item]
