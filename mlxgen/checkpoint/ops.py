@@ -12,16 +12,19 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxgen.checkpoint.block_ops import FusedExperts, SplitLatent
+from mlxgen.checkpoint.block_ops import FlatExperts, FusedExperts, SplitLatent
+from mlxgen.checkpoint.recurrent_ops import Join, UnitAxes
 from mlxgen.checkpoint.tensor import Arrays, Op, Shapes, Tensor, Tensors, around
 from mlxgen.errors import ConfigError, WeightsError
 from mlxgen.schema import parse
 
 
 def build_ops(nodes: Mapping[str, Mapping[str, Any]], done: frozenset[str] = frozenset()) -> list[Op]:
-    """A blueprint's `weights.ops` in their order, without those labelled in `done`."""
+    """A blueprint's `weights.ops` in their order, without those labelled in `done`; null takes an inherited one away."""
     ops = []
     for label, node in nodes.items():
+        if node is None:
+            continue
         arguments = dict(node)
         kind = _OPS.get(arguments.pop("op", None))
         if kind is None:
@@ -194,12 +197,19 @@ def _stacked(name: str, experts: Mapping[int, Tensor]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """Norm weights that are stored minus `add`. Added in float32, as the authors' code does at run time."""
+    """Norm weights that are stored minus `add`. Added in float32, as the authors' code does at run time.
+
+    not_after_turn: a convolution that MLX's converted checkpoints store as [C, K, 1]; those have the offset already.
+    """
 
     modules: tuple[str, ...]
     add: float
+    not_after_turn: str | None = None
 
     def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        turned = [t for n, t in tensors.items() if self.not_after_turn and around(n, self.not_after_turn)[1]]
+        if any(t.shape[-1] == 1 for t in turned):
+            return tensors
         return {n: self._plus(t) if self._concerns(n) else t for n, t in tensors.items()}
 
     def save(self, arrays: Arrays) -> Arrays:
@@ -213,12 +223,67 @@ class Offset:
         return replace(tensor, load=lambda: tensor.load().astype(mx.float32) + self.add)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Squeeze:
+    """Tensors that are stored with an axis of length 1 in front become ones without."""
+
+    names: tuple[str, ...]
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        return {n: _first(t) if self._concerns(n) and t.shape[0] == 1 else t for n, t in tensors.items()}
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return {n: a[None] if self._concerns(n) else a for n, a in arrays.items()}
+
+    def _concerns(self, name: str) -> bool:
+        return any(name.endswith(f".{ending}") for ending in self.names)
+
+
+def _first(tensor: Tensor) -> Tensor:
+    return replace(tensor, shape=tensor.shape[1:], load=lambda: tensor.load()[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Linear maps whose result the authors' code multiplies by a constant: it goes into the weight and the bias.
+
+    Of a packed weight, it goes into scales and biases.
+    """
+
+    modules: tuple[str, ...]
+    by: float
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        return {n: self._times(t) if self._concerns(n, tensors) else t for n, t in tensors.items()}
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return {n: _times(a, 1 / self.by) if self._concerns(n, arrays) else a for n, a in arrays.items()}
+
+    def _concerns(self, name: str, present: Mapping[str, Any]) -> bool:
+        path, _, suffix = name.rpartition(".")
+        packed = f"{path}.scales" in present
+        which = ("scales", "biases", "bias") if packed else ("weight", "bias")
+        return suffix in which and any(path.endswith(f".{module}") for module in self.modules)
+
+    def _times(self, tensor: Tensor) -> Tensor:
+        return replace(tensor, load=lambda: _times(tensor.load(), self.by))
+
+
+def _times(array: mx.array, by: float) -> mx.array:
+    return (array.astype(mx.float32) * by).astype(array.dtype)
+
+
 _OPS: dict[str | None, type[Any]] = {
     "split": Split,
     "transpose": Transpose,
     "swap_halves": SwapHalves,
     "stack": Stack,
     "offset": Offset,
+    "squeeze": Squeeze,
+    "scale": Scale,
     "fused_experts": FusedExperts,
+    "flat_experts": FlatExperts,
     "split_latent": SplitLatent,
+    "unit_axes": UnitAxes,
+    "join": Join,
 }

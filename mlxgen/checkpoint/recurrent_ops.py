@@ -1,0 +1,76 @@
+"""Load-time operations for recurrent mixers: axes of size 1, and convolutions that are stored one for each input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from mlxgen.checkpoint.tensor import Arrays, Shapes, Tensor, Tensors, around
+from mlxgen.errors import WeightsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitAxes:
+    """Tensors that are stored with further `axes` of size 1, as a convolution of single channels: [C, 1, K] for [C, K].
+
+    MLX's converted checkpoints have [C, K, 1]: where the ones stand does not matter.
+    """
+
+    tensors: tuple[str, ...]  # ends of names
+    axes: tuple[int, ...]
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        return {n: self._squeezed(t, shapes[n]) if self._concerns(n) and n in shapes else t for n, t in tensors.items()}
+
+    def _squeezed(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if [d for d in tensor.shape if d > 1] != [d for d in shape if d > 1]:
+            return tensor  # the check of shapes reports it
+        return replace(tensor, shape=shape, load=lambda: tensor.load().reshape(shape))
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return {n: mx.expand_dims(a, self.axes) if self._concerns(n) else a for n, a in arrays.items()}
+
+    def _concerns(self, name: str) -> bool:
+        return any(f".{name}".endswith(f".{end}") for end in self.tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """Tensors that are stored one by one, `parts` [rows_i, ...], become one of all rows, `into`."""
+
+    parts: tuple[str, ...]
+    into: str
+    rows: tuple[int, ...]
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        out: Tensors = {}
+        for name, tensor in tensors.items():
+            before, found, suffix = around(name, self.parts[0])
+            if found:
+                out[f"{before}{self.into}{suffix}"] = self._joined([f"{before}{p}{suffix}" for p in self.parts], tensors)
+            elif not any(around(name, part)[1] for part in self.parts):
+                out[name] = tensor
+        return out
+
+    def _joined(self, names: list[str], tensors: Tensors) -> Tensor:
+        for name, rows in zip(names, self.rows, strict=True):
+            if name not in tensors:
+                raise WeightsError(f"{name} is missing from the checkpoint.")
+            if tensors[name].shape[0] != rows:
+                raise WeightsError(f"{name} must have {rows} rows, but has {tensors[name].shape[0]}.")
+        parts = [tensors[name] for name in names]
+        shape = (sum(self.rows), *parts[0].shape[1:])
+        return replace(parts[0], shape=shape, load=lambda: mx.concatenate([part.load() for part in parts]))
+
+    def save(self, arrays: Arrays) -> Arrays:
+        out: Arrays = {}
+        for name, array in arrays.items():
+            before, found, suffix = around(name, self.into)
+            if not found:
+                out[name] = array
+                continue
+            ends = [sum(self.rows[: i + 1]) for i in range(len(self.rows) - 1)]
+            pieces = mx.split(array, ends)
+            out |= {f"{before}{part}{suffix}": piece for part, piece in zip(self.parts, pieces, strict=True)}
+        return out
