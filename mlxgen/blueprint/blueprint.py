@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from mlxgen.blueprint.build_spec import build_spec, build_weight_rules, merge
-from mlxgen.blueprint.config_keys import unread
+from mlxgen.blueprint.config_keys import mentioned, unread
 from mlxgen.blueprint.hf_config import HfConfig
 from mlxgen.blueprint.spec import DecoderSpec
 from mlxgen.errors import ConfigError, ModelError, did_you_mean
@@ -43,7 +43,8 @@ class Blueprint:
         hf = HfConfig(config)
         build_spec(self.tree, hf, frozenset())
         build_weight_rules(self.tree, hf)
-        return unread(config, hf.read | set(self.tree["unused"]), folders)
+        understood = hf.read | mentioned(str(self.tree)) | set(self.tree["unused"])
+        return unread(config, understood, folders)
 
 
 def supported(folders: Sequence[Path]) -> dict[str, str]:
@@ -51,7 +52,7 @@ def supported(folders: Sequence[Path]) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in reversed(folders):
         for path in sorted(folder.glob("*.yaml")):
-            if path.stem == "base":
+            if path.stem in ("base", "auto"):
                 continue
             found[path.stem] = path.stem
             aliases = _MODEL_TYPES.search(path.read_text(encoding="utf-8"))
@@ -83,19 +84,24 @@ def read_blueprint(name: str, folders: Sequence[Path]) -> Blueprint:
     return Blueprint(name=name, tree=_read(name, folders, ()))
 
 
-def _read(name: str, folders: Sequence[Path], children: tuple[str, ...]) -> dict[str, Any]:
-    if name in children:
-        raise ConfigError(f"`architecture.defaults` must not be a circle, but is {' -> '.join((*children, name))}.")
+def read_file(name: str, folders: Sequence[Path]) -> tuple[str, dict[str, Any]]:
+    """(text, content) of one blueprint file as it stands, without what it inherits."""
     path = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").is_file()), None)
     if path is None:
         known = [p.stem for f in folders for p in f.glob("*.yaml")]
         raise ConfigError(f"`architecture` {name!r} is not a blueprint.{did_you_mean(name, known)}")
+    text = path.read_text(encoding="utf-8")
     try:
-        tree = read_yaml(path.read_text(encoding="utf-8")) or {}
+        return text, read_yaml(text) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _read(name: str, folders: Sequence[Path], children: tuple[str, ...]) -> dict[str, Any]:
+    if name in children:
+        raise ConfigError(f"`architecture.defaults` must not be a circle, but is {' -> '.join((*children, name))}.")
+    _, tree = read_file(name, folders)
     merged: dict[str, Any] = {}
     for parent in tree.pop("defaults", ["_self_"]):
         merged = merge(merged, tree if parent == "_self_" else _read(parent, folders, (*children, name)))
     return merged
-

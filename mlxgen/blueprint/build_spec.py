@@ -105,7 +105,7 @@ class _Builder:
             return parse(specs.ParallelSpec, {"attention": attention, "recurrent": other}, path)
         node = self._template(kind, changes, path)
         rope = node.pop("rope", None)
-        if rope and rope.pop("use", True):
+        if rope:
             theta = rope.get("theta")  # a layer's own
             node["rope"] = RopeSpec.from_settings(
                 {**rope["settings"], **({"theta": theta} if theta else {})}, dims=rope["dims"], interleaved=rope["interleaved"]

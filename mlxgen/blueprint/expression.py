@@ -56,9 +56,14 @@ class Evaluator:
         self._functions = {**ARITHMETIC, **functions}
 
     def tree(self, node: Any, path: str) -> Any:
-        """The same tree with every expression replaced by its value; `path` is its place, for messages."""
+        """The same tree with every expression replaced by its value; `path` is its place, for messages.
+
+        A mapping with the key `use` is optional: where that is false, null stands for it, and nothing in it is evaluated.
+        """
         if isinstance(node, Mapping):
-            return {k: self.tree(v, f"{path}.{k}") for k, v in node.items()}
+            if not self.tree(node.get("use", True), f"{path}.use"):
+                return None
+            return {k: self.tree(v, f"{path}.{k}") for k, v in node.items() if k != "use"}
         if isinstance(node, list | tuple):
             return [self.tree(v, f"{path}[{i}]") for i, v in enumerate(node)]
         if isinstance(node, str) and "${" in node:

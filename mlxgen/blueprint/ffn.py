@@ -53,6 +53,7 @@ class RouterSpec:
     """
 
     score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    softcap: float | None = None  # the logits are bent into (-softcap, softcap) first
     normalize: bool = True  # the chosen weights sum to 1
     epsilon: float = 0.0  # added to that sum
     scale: float = 1.0
@@ -81,6 +82,8 @@ class MoeSpec:
         if groups is not None:
             rule = f"a multiple of the groups ({groups.count})"
             require(self.num_experts % groups.count == 0, "num_experts", rule, self.num_experts)
+            left = self.num_experts // groups.count * groups.keep
+            require(self.top_k <= left, "top_k", f"at most {left}, the experts of the groups that are kept", self.top_k)
 
 
 FfnSpec = MlpSpec | MoeSpec

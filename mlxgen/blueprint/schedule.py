@@ -15,8 +15,9 @@ def layer_schedule(node: Node, count: int, path: str) -> list[str]:
 
     {kind: all, hit}                     every layer
     {kind: every, n, hit, miss, except}  layers n-1, 2n-1, ... but not those listed in `except`; layers `at`,
-                                         at+n, ... where that is given
+                                         at+n, ... where that is given; and those listed in `also`
     {kind: from, start, hit, miss}       layers from `start` on
+    {kind: runs, runs, map}              the checkpoint's own list of [layer types, how often they repeat]
     {kind: list, list, map, else}        the checkpoint's own list of layer types; `else` where it has none
     """
     kind = node.get("kind")
@@ -32,11 +33,17 @@ def _all(node: Node, count: int, path: str) -> list[str]:
 def _every(node: Node, count: int, path: str) -> list[str]:
     n, skip = node["n"], node.get("except") or []
     at = node.get("at", n - 1)
-    return [node["hit"] if n and i % n == at and i not in skip else node["miss"] for i in range(count)]
+    hits = {i for i in range(count) if n and i % n == at and i not in skip} | set(node.get("also") or [])
+    return [node["hit"] if i in hits else node["miss"] for i in range(count)]
 
 
 def _from(node: Node, count: int, path: str) -> list[str]:
     return [node["hit"] if i >= node["start"] else node["miss"] for i in range(count)]
+
+
+def _runs(node: Node, count: int, path: str) -> list[str]:
+    names = [name for kinds, times in node["runs"] for name in kinds * times]
+    return _list({"list": names, "map": node["map"]}, count, path)
 
 
 def _list(node: Node, count: int, path: str) -> list[str]:
@@ -48,8 +55,8 @@ def _list(node: Node, count: int, path: str) -> list[str]:
         raise ConfigError(f"config.json: the list of layer types must have {count} entries, but has {size}.")
     for name in names:
         if name not in table:
-            hint = did_you_mean(str(name), table)
-            raise ConfigError(f"config.json: a layer type must be one of {', '.join(table)}, but is {name!r}.{hint}")
+            hint = did_you_mean(str(name), map(str, table))
+            raise ConfigError(f"config.json: a layer type must be one of {', '.join(map(str, table))}, but is {name!r}.{hint}")
     return [table[name] for name in names]
 
 
@@ -57,5 +64,6 @@ _KINDS: dict[str, Callable[[Node, int, str], list[str]]] = {
     "all": _all,
     "every": _every,
     "from": _from,
+    "runs": _runs,
     "list": _list,
 }

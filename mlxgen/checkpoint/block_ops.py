@@ -86,6 +86,47 @@ def _turned(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlatExperts:
+    """`path.gate_proj`, `path.up_proj` and `path.down_proj` [E * I, D], all experts below each other, become weights
+    [E, I, D], and [E, D, I] of down_proj.
+    """
+
+    path: str
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        out: Tensors = {}
+        for name, tensor in tensors.items():
+            before, found, module = around(f"{name}.", self.path)
+            weight = f"{name}.weight"
+            if not found or weight not in shapes:
+                out[name] = tensor
+                continue
+            experts, rows = shapes[weight][0], tensor.shape[0]
+            if rows % experts:
+                raise WeightsError(f"{name} must have a multiple of {experts} rows, but has {rows}.")
+            stacked = _stacked(tensor, experts)
+            out[weight] = _turned(stacked) if module == ".down_proj." else stacked
+        return out
+
+    def save(self, arrays: Arrays) -> Arrays:
+        out: Arrays = {}
+        for name, array in arrays.items():
+            _, found, suffix = around(name, self.path)
+            if found and suffix.endswith("_proj.weight"):
+                array = array.swapaxes(1, 2) if suffix == ".down_proj.weight" else array
+                out[name.removesuffix(".weight")] = array.reshape(-1, array.shape[-1])
+            else:
+                out[name] = array
+        return out
+
+
+def _stacked(tensor: Tensor, experts: int) -> Tensor:
+    rows, columns = tensor.shape
+    shape = (experts, rows // experts, columns)
+    return replace(tensor, shape=shape, load=lambda: tensor.load().reshape(shape))
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitLatent:
     """`path.kv_b_proj` [H * (nope + v), R] becomes embed_q [H, R, nope], transposed, and unembed_out [H, v, R].
 

@@ -28,6 +28,8 @@ class Router(nn.Module):
         logits = self.proj(x).astype(mx.float32)
         if spec.score == "sparsemixer":
             return sparsemixer(logits, self.top_k, spec.jitter)
+        if spec.softcap is not None:
+            logits = mx.tanh(logits / spec.softcap) * spec.softcap
         scores = mx.sigmoid(logits) if spec.score == "sigmoid" else mx.softmax(logits, axis=-1)
         ranks = scores + self.select_bias if spec.select_bias else scores
         if spec.groups is not None:
