@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlxgen.blueprint import Blueprint, DecoderSpec, find_blueprint
 from mlxgen.blueprint.spec import MoeSpec
 from mlxgen.blueprint.text_part import text_config
-from mlxgen.checkpoint import Checkpoint, PackageSource, open_checkpoint
+from mlxgen.checkpoint import Checkpoint, PackageSource, open_checkpoint, read_config
 from mlxgen.checkpoint.load import load_weights, names_of
 from mlxgen.config import ModelConfig, config_dirs
 from mlxgen.decoder import Decoder
@@ -41,6 +41,58 @@ class LoadedModel:
         return frozenset(ids)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What a model is, before its weights. `checkpoint` is None where only its config.json was fetched."""
+
+    spec: DecoderSpec
+    blueprint: Blueprint
+    config: Mapping[str, Any]
+    checkpoint: Checkpoint | None
+    cache_dtype: mx.Dtype
+
+
+def describe(
+    model: ModelConfig, architecture: Mapping[str, Any] | None = None, dirs: tuple[Path, ...] | None = None
+) -> Described:
+    """The decoder that a checkpoint describes; of a hub repository that is not here, only config.json is fetched.
+
+    architecture: a composed blueprint to use instead of the one that the checkpoint's `model_type` names.
+    Raises ModelError for what does not fit together.
+    """
+    config, checkpoint = read_config(_source(model), model.revision)
+    return _described(config, checkpoint, model, architecture, dirs)
+
+
+def _described(
+    raw: Mapping[str, Any],
+    checkpoint: Checkpoint | None,
+    model: ModelConfig,
+    architecture: Mapping[str, Any] | None,
+    dirs: tuple[Path, ...] | None,
+) -> Described:
+    config = text_config(raw)
+    folders = [folder / "architecture" for folder in dirs or config_dirs(None)]
+    if architecture and "decoder" in architecture:
+        blueprint = Blueprint(name="architecture", tree=architecture)
+    else:
+        blueprint = find_blueprint(config, folders)
+    try:
+        names = names_of(checkpoint, blueprint.weights(config)) if checkpoint else None
+        spec = blueprint.spec(config, names)
+    except ConfigError as error:  # it is the checkpoint's fault, not the user's
+        raise ModelError(f"{checkpoint.path if checkpoint else model.source}: {error}") from error
+    _check_keys(blueprint, config, folders, strict=model.strict)
+    stored = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), mx.bfloat16)
+    return Described(
+        spec=spec,
+        blueprint=blueprint,
+        config=config,
+        checkpoint=checkpoint,
+        cache_dtype=precision(model)[0] or stored,
+    )
+
+
 def load(
     model: ModelConfig, architecture: Mapping[str, Any] | None = None, dirs: tuple[Path, ...] | None = None
 ) -> LoadedModel:
@@ -50,25 +102,14 @@ def load(
     Raises ModelError or ConfigError, before memory is spent, for what does not fit together.
     """
     checkpoint = open_source(model)
-    config = text_config(checkpoint.config)
-    folders = [folder / "architecture" for folder in dirs or config_dirs(None)]
-    if architecture and "decoder" in architecture:
-        blueprint = Blueprint(name="architecture", tree=architecture)
-    else:
-        blueprint = find_blueprint(config, folders)
-    try:
-        rules = blueprint.weights(config)
-        spec = blueprint.spec(config, names_of(checkpoint, rules))
-    except ConfigError as error:  # it is the checkpoint's fault, not the user's
-        raise ModelError(f"{checkpoint.path}: {error}") from error
-    _check_keys(blueprint, config, folders, strict=model.strict)
+    described = _described(checkpoint.config, checkpoint, model, architecture, dirs)
     dtype, dequantize = precision(model)
-    _check_experts(spec, dtype, dequantize)
-    decoder = Decoder(spec)
+    _check_experts(described.spec, dtype, dequantize)
+    decoder = Decoder(described.spec)
     load_weights(
         decoder,
         checkpoint,
-        rules,
+        described.blueprint.weights(described.config),
         dtype=dtype,
         dequantize=dequantize,
         finish=fuse_projections if model.fuse else lambda layer: None,
@@ -78,12 +119,14 @@ def load(
 
 def open_source(model: ModelConfig) -> Checkpoint:
     """The checkpoint that the configuration names, fetched if it is not here; no tensor is read."""
-    if model.package is None:
-        return open_checkpoint(model.source, revision=model.revision)
+    return open_checkpoint(_source(model), revision=model.revision)
+
+
+def _source(model: ModelConfig) -> str | PackageSource:
     p = model.package
-    return open_checkpoint(
-        PackageSource(requirements=p.requirements, members=p.members, sha256=p.sha256, file=p.file)
-    )
+    if p is None:
+        return model.source
+    return PackageSource(requirements=p.requirements, members=p.members, sha256=p.sha256, file=p.file)
 
 
 def precision(model: ModelConfig) -> tuple[mx.Dtype | None, bool]:

