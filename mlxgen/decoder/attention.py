@@ -40,6 +40,7 @@ class Attention(nn.Module):
             self.gate_proj = nn.Linear(hidden_size, _gate_width(spec.gate, spec.num_heads, out_width), bias=False)
         self.rope = Rope(spec.rope, spec.head_dim) if spec.rope else None
         self.scale = spec.scale * (self.rope.attention_scale if self.rope else 1.0)
+        self._slopes = alibi_slopes(spec.num_heads) * spec.alibi if spec.alibi else None
         self.head_norm = spec.qk_norm.when if spec.qk_norm and spec.qk_norm.scope != "width" else None
         self.fused = False
 
@@ -70,9 +71,8 @@ class Attention(nn.Module):
     def attend(self, q: mx.array, keys: mx.array, values: mx.array, mask: Any) -> mx.array:
         """softmax(q k^T * scale + mask) v: q [B, H, L, D], keys and values [B, K, S, D] -> [B, H, L, D]."""
         spec = self.spec
-        if spec.softcap is not None or spec.alibi:
-            slopes = alibi_slopes(spec.num_heads) if spec.alibi else None
-            return scored_attention(q, keys, values, self.scale, mask, softcap=spec.softcap, slopes=slopes)
+        if spec.softcap is not None or self._slopes is not None:
+            return scored_attention(q, keys, values, self.scale, mask, softcap=spec.softcap, slopes=self._slopes)
         sinks = self.sinks if spec.sinks else None
         return mx.fast.scaled_dot_product_attention(q, keys, values, scale=self.scale, mask=mask, sinks=sinks)
 
