@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     try:
         return _dispatch(words)
     except KeyboardInterrupt:
@@ -35,6 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_OK
     except Exception as error:
         return report(error, trace=any(word.lstrip("+").lower() == "debug=true" for word in words))
+
+
+def _open_closed_streams() -> None:
+    """`mlxgen <&-` closes a stream; without a stand-in the next file that is opened would take its descriptor."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  for the life of the process
 
 
 def report(error: Exception, *, trace: bool) -> int:

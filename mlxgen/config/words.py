@@ -20,6 +20,8 @@ from mlxgen.errors import ConfigError, did_you_mean, require
 TEXTS = ("prompt", "system", "prefill")  # taken literally, byte for byte
 _LISTS = ("stop", "trust")  # texts too, in a list of their own grammar
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
+# YAML writes .inf what Hydra's grammar writes inf.
+_YAML_INFINITY = re.compile(r"(?:(?<=[\[{,:\s])|^)([-+]?)\.(inf|nan)(?=[\]},\s]|$)")
 # One item of a list: in single quotes, where two stand for one, in double quotes, or as it stands.
 _ITEM = re.compile(r"""\s*(?:'((?:[^']|'')*)'|"([^"]*)"|([^,]*?))\s*(?:,|$)""")
 
@@ -153,6 +155,7 @@ _SWEEP = "Add --multirun for one run with each."
 
 def _value(name: str, value: str) -> str:
     """A word for Hydra. What its grammar can't read is text: `data.path=what's up` needs no quotes."""
+    value = _YAML_INFINITY.sub(r"\1\2", value)
     parsed = _parsed(f"{name}={value}")
     if parsed is None:
         return f"++{name}={quoted(value)}"

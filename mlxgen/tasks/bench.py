@@ -32,7 +32,10 @@ class Bench:
 
         rows: list[Row] = []
         with tempfile.TemporaryDirectory() as scratch:
-            tiny, folder = write_tiny(Path(scratch) / "tiny", **_FOR_MLX_LM), float32_folder(config, Path(scratch) / "float32")
+            tiny, folder = (
+                write_tiny(Path(scratch) / "tiny", **_FOR_MLX_LM),
+                float32_folder(config, Path(scratch) / "float32"),
+            )
             for name, measure in {
                 "whole process": lambda: [whole_process(tiny, self.repeats)],
                 "speed as pip installs": lambda: speed(

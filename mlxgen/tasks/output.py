@@ -39,7 +39,7 @@ def _show(chunk: Chunk, config: Config) -> None:
     done = chunk.completion
     if config.output == "text":
         end = "\n" if done is not None and not done.text.endswith("\n") else ""
-        print(chunk.text, end=end, flush=True)
+        write(chunk.text + end)
     elif config.output == "jsonl":
         print_json(_event(chunk), config)
     elif done is not None:
@@ -62,7 +62,13 @@ def _event(chunk: Chunk) -> dict[str, Any]:
 def print_json(data: dict[str, Any], config: Config) -> None:
     """One object, one line; in a sweep it says which run it belongs to."""
     variant = {"variant": list(config.variant)} if config.variant else {}
-    print(json.dumps({**variant, **data}, ensure_ascii=False), flush=True)
+    write(json.dumps({**variant, **data}, ensure_ascii=False) + "\n")
+
+
+def write(text: str) -> None:
+    """In one piece, so that Ctrl-C does not tear a line."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def show_stats(completion: Completion, pipeline: Pipeline, config: Config, *, sampling: bool = True) -> None:
@@ -78,9 +84,7 @@ def show_stats(completion: Completion, pipeline: Pipeline, config: Config, *, sa
     )
     if sampling:
         effective = pipeline.effective_sampling(pipeline.settings())
-        values = [
-            f"{n} {_value(effective.values, n)} ({by})" for n, by in effective.sources.items() if n != "order"
-        ]
+        values = [f"{n} {_value(effective.values, n)} ({by})" for n, by in effective.sources.items() if n != "order"]
         say(f"{', '.join(values)} · seed {completion.seed}")
 
 

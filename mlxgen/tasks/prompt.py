@@ -10,9 +10,7 @@ from collections.abc import Sequence
 
 from mlxgen.errors import ConfigError
 
-_PATIENCE_S = (
-    2.0  # a pipe that nobody writes to looks just like a slow one; a person should know what is waited for
-)
+_PATIENCE_S = 2.0  # a pipe that nobody writes to looks just like a slow one; a person should know what is waited for
 
 
 def read_prompts(prompts: Sequence[str | None]) -> list[str]:
@@ -25,9 +23,7 @@ def read_prompts(prompts: Sequence[str | None]) -> list[str]:
     piped = _read() if wanted or _is_pipe() else ""
     texts = [_joined(prompt, piped) for prompt in prompts]
     if not all(text.strip() for text in texts):
-        raise ConfigError(
-            "`prompt` must not be empty; give prompt='...', pipe a text in, or talk with `mlxgen chat`."
-        )
+        raise ConfigError("`prompt` must not be empty; give prompt='...', pipe a text in, or talk with `mlxgen chat`.")
     return texts
 
 

@@ -1,5 +1,7 @@
 """The words of a command line: spellings, literal text, lists, sweeps."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,6 +147,12 @@ def test_quoted_text_passes_through_hydra(text):
 @pytest.mark.parametrize("value", ["what's up", "🙂", "C:\\new", "{{ messages[0] }}", "</s>", "a=b"])
 def test_what_hydra_cannot_read_is_text(value):
     assert composed(f"tokenizer.chat_template={value}")["tokenizer"]["chat_template"] == value
+
+
+def test_infinity_may_be_written_as_in_yaml():
+    bias = composed("sampler.logit_bias={5: -.inf, 6: .5}", "sampler.temperature=.inf")["sampler"]
+    assert bias["logit_bias"] == {5: -math.inf, 6: 0.5} and bias["temperature"] == math.inf
+    assert composed("tokenizer.chat_template=x/.inf")["tokenizer"]["chat_template"] == "x/.inf"
 
 
 @pytest.mark.parametrize(
