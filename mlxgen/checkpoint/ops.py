@@ -273,6 +273,28 @@ def _times(array: mx.array, by: float) -> mx.array:
     return (array.astype(mx.float32) * by).astype(array.dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ZeroRow:
+    """A row of a table that the authors' code sets to zero when it loads, whatever the checkpoint holds."""
+
+    module: str
+    row: int | None  # None: no such row
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        return {n: self._zeroed(t) if n.rpartition(".")[0] == self.module else t for n, t in tensors.items()}
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return arrays
+
+    def _zeroed(self, tensor: Tensor) -> Tensor:
+        def load() -> mx.array:
+            array = tensor.load()
+            array[self.row] = 0
+            return array
+
+        return tensor if self.row is None else replace(tensor, load=load)
+
+
 _OPS: dict[str | None, type[Any]] = {
     "split": Split,
     "transpose": Transpose,
@@ -281,6 +303,7 @@ _OPS: dict[str | None, type[Any]] = {
     "offset": Offset,
     "squeeze": Squeeze,
     "scale": Scale,
+    "zero_row": ZeroRow,
     "fused_experts": FusedExperts,
     "flat_experts": FlatExperts,
     "split_latent": SplitLatent,
