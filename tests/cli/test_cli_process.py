@@ -81,7 +81,7 @@ def test_ctrl_c_while_something_loads_is_quiet_too(start, tmp_path):
 
 def test_sigterm_ends_at_once_and_keeps_what_was_shown(start, talkative):
     process = start(*endless(talkative))
-    assert len(process.stdout.read(5)) == 5
+    assert process.stdout.read(5)
     process.terminate()
     _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (-signal.SIGTERM, b"")
