@@ -15,11 +15,18 @@ from mlxgen.errors import ConfigError, did_you_mean
 _MISSING = object()
 
 
+def _plain(node: Any) -> Any:
+    """JSON has no infinity: transformers 5 writes {"__float__": "Infinity"}."""
+    if isinstance(node, Mapping):
+        return float(node["__float__"]) if set(node) == {"__float__"} else {k: _plain(v) for k, v in node.items()}
+    return [_plain(v) for v in node] if isinstance(node, list) else node
+
+
 class HfConfig:
     """config.json as the blueprint sees it: lookups with fall-backs, and a record of what was looked up."""
 
     def __init__(self, raw: Mapping[str, Any]):
-        self.raw = raw
+        self.raw = _plain(raw)
         self.read: set[str] = set()
 
     def get(self, keys: str, default: Any = _MISSING) -> Any:
