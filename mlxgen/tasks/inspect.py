@@ -14,7 +14,6 @@ import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from mlxgen.blueprint import DecoderSpec
 from mlxgen.build import build
 from mlxgen.config import Config
 from mlxgen.decoder import Decoder
