@@ -12,6 +12,7 @@ from mlxgen.blueprint.hf_config import HfConfig
 from mlxgen.blueprint.mixers import MIXERS
 from mlxgen.blueprint.rope import RopeSpec
 from mlxgen.blueprint.schedule import layer_schedule
+from mlxgen.blueprint.special import SPECIAL
 from mlxgen.errors import ConfigError, did_you_mean
 from mlxgen.schema import parse
 
@@ -27,7 +28,7 @@ _ACTIVATIONS = {
     "relu2": "relu2",
     "xielu": "xielu",
 }
-_FFNS = ("mlp", "moe")
+_KINDS: dict[str, type] = {**MIXERS, "mlp": specs.MlpSpec, "moe": specs.MoeSpec, **SPECIAL}
 
 
 def build_spec(tree: Mapping[str, Any], hf: HfConfig, weight_names: frozenset[str]) -> specs.DecoderSpec:
@@ -91,10 +92,17 @@ class _Builder:
         return parse(specs.LayerSpec, {**node, **norms, **blocks}, path)
 
     def _template(self, kind: str, changes: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """The block that the blueprint describes under `kind`, with a variant's changes."""
-        if kind not in self.tree or kind not in (*MIXERS, *_FFNS):
-            raise ConfigError(f"`{path}.kind` must be one of {', '.join((*MIXERS, *_FFNS))}, but is {kind!r}.")
-        return self.evaluator.tree(merge(self.tree[kind], changes), path)
+        """The block that the blueprint describes under `kind`, with a variant's changes.
+
+        A family's own kind of attention or mlp has what those have, and more.
+        """
+        if kind not in self.tree or kind not in _KINDS:
+            raise ConfigError(f"`{path}.kind` must be one of {', '.join(_KINDS)}, but is {kind!r}.")
+        node = self.tree[kind]
+        for plain in ("attention", "mlp"):
+            if kind != plain and issubclass(_KINDS[kind], _KINDS[plain]):
+                node = merge(self.tree[plain], node)
+        return self.evaluator.tree(merge(node, changes), path)
 
     def _mixer(self, kind: str, changes: Mapping[str, Any], path: str) -> specs.MixerSpec:
         if kind == "parallel":
@@ -116,20 +124,22 @@ class _Builder:
             node["norm"] = self._norm(node["norm"])
         if "activation" in node:
             node["activation"] = self._activation(node["activation"])
-        return parse(MIXERS[kind], node, path)
+        return parse(_KINDS[kind], node, path)
 
     def _ffn(self, kind: str, changes: Mapping[str, Any], path: str) -> specs.FfnSpec:
-        if kind == "mlp":
-            return self._mlp(changes, path)
+        if kind != "moe":
+            return self._mlp(changes, path, kind)
         node = self._template(kind, changes, path)
         node["expert"] = self._mlp(node["expert"], f"{path}.expert")
         if node.get("shared"):  # a width of 0 is none
             node["shared"] = self._mlp(node["shared"], f"{path}.shared") if node["shared"]["width"] else None
         return parse(specs.MoeSpec, node, path)
 
-    def _mlp(self, changes: Mapping[str, Any], path: str) -> specs.MlpSpec:
-        node = self._template("mlp", changes, path)
-        return parse(specs.MlpSpec, {**node, "activation": self._activation(node["activation"])}, path)
+    def _mlp(self, changes: Mapping[str, Any], path: str, kind: str = "mlp") -> specs.MlpSpec:
+        node = self._template(kind, changes, path)
+        if "norm" in node:
+            node["norm"] = self._norm(node["norm"])
+        return parse(_KINDS[kind], {**node, "activation": self._activation(node["activation"])}, path)
 
     def _norm(self, node: Any) -> specs.NormSpec | None:
         """`true` is the family's norm, a mapping changes some of its fields, `false` is no norm."""

@@ -112,6 +112,7 @@ ARITHMETIC: dict[str, Function] = {
     "mod": _strict(lambda a, b: a % b),
     "imul": _strict(lambda a, b: int(a * b)),
     "sqrt": _strict(math.sqrt),
+    "exp": _strict(math.exp),
     "rsqrt": _strict(lambda a: 1.0 / math.sqrt(a)),
     "not": _strict(lambda a: not a),
     "eq": _strict(lambda a, b: a == b),

@@ -66,6 +66,10 @@ class Attention(nn.Module):
         out = merge_heads(cache.attend(q, k, v, mask, self.attend))  # [T, H * Dv]
         if spec.gate is not None:
             out = self._gated(out, x)
+        return self.project_out(out)
+
+    def project_out(self, out: mx.array) -> mx.array:
+        """The results of all heads [T, H * Dv] -> [T, hidden]."""
         return self["o_proj"](out)
 
     def attend(self, q: mx.array, keys: mx.array, values: mx.array, mask: Any) -> mx.array:

@@ -14,8 +14,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.mixers import attention_of, recurrent_of
+from mlxgen.blueprint.special import BitNetAttentionSpec, BitNetMlpSpec, DifferentialAttentionSpec
 from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
 from mlxgen.decoder.attention import Attention
+from mlxgen.decoder.bitnet import BitNetAttention, BitNetMLP
+from mlxgen.decoder.differential_attention import DifferentialAttention
 from mlxgen.decoder.latent_attention import LatentAttention
 from mlxgen.decoder.mlp import MLP
 from mlxgen.decoder.moe import MoE
@@ -27,9 +30,11 @@ from mlxgen.protocols import LayerCache
 MIXERS: dict[type, type[nn.Module]] = {
     AttentionSpec: Attention,
     LatentAttentionSpec: LatentAttention,
+    BitNetAttentionSpec: BitNetAttention,
+    DifferentialAttentionSpec: DifferentialAttention,
     **RECURRENT_MIXERS,
 }
-FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE}
+FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE, BitNetMlpSpec: BitNetMLP}
 
 
 class DecoderLayer(nn.Module):

@@ -36,7 +36,11 @@ class MLP(nn.Module):
             up = self["up_proj"](x)
             if self.spec.gated:
                 gate = self["gate_proj"](x)
-        return self["down_proj"](combine(self.spec, self.activation, gate, up))
+        return self.project_down(combine(self.spec, self.activation, gate, up))
+
+    def project_down(self, x: mx.array) -> mx.array:
+        """[T, width] -> [T, hidden]."""
+        return self["down_proj"](x)
 
 
 def combine(

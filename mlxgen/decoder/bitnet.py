@@ -1,0 +1,55 @@
+"""BitNet b1.58 (arXiv:2402.17764): projections with weights of -1, 0 and 1 times a scale, norms before the last of them.
+
+Reference: transformers models/bitnet and integrations/bitnet.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxgen.blueprint.special import BitNetAttentionSpec, BitNetMlpSpec
+from mlxgen.decoder.attention import Attention
+from mlxgen.decoder.mlp import MLP
+from mlxgen.decoder.norm import build_norm
+
+
+class RoundedLinear(nn.Linear):
+    """A linear map of what is left of its input in 8 bits: whole multiples of the row's largest element / 127."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        scale = 127 / mx.maximum(mx.abs(x).max(axis=-1, keepdims=True), 1e-5).astype(mx.float32)
+        return super().__call__((mx.clip(mx.round(x * scale), -128, 127) / scale).astype(x.dtype))
+
+
+class BitNetAttention(Attention):
+    """Attention whose heads' results are normalized together before the output projection."""
+
+    def __init__(self, spec: BitNetAttentionSpec, hidden_size: int):
+        super().__init__(spec, hidden_size)
+        self.out_norm = build_norm(spec.norm, spec.num_heads * spec.value_dim)
+        if spec.rounded:
+            _round_inputs(self)
+
+    def project_out(self, out: mx.array) -> mx.array:
+        return super().project_out(self["out_norm"](out))
+
+
+class BitNetMLP(MLP):
+    """A feed-forward block that is normalized before the down projection."""
+
+    def __init__(self, spec: BitNetMlpSpec, hidden_size: int):
+        super().__init__(spec, hidden_size)
+        self.down_norm = build_norm(spec.norm, spec.width)
+        if spec.rounded:
+            _round_inputs(self)
+
+    def project_down(self, x: mx.array) -> mx.array:
+        return super().project_down(self["down_norm"](x))
+
+
+def _round_inputs(block: nn.Module) -> None:
+    for name, module in block.items():
+        if isinstance(module, nn.Linear):
+            out, into = module.weight.shape
+            block[name] = RoundedLinear(into, out, bias="bias" in module)
