@@ -29,6 +29,7 @@ class GateSpec:
 
     scope: Literal["element", "head"] = "element"
     activation: Literal["sigmoid", "softplus"] = "sigmoid"
+    bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

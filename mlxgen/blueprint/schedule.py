@@ -18,7 +18,8 @@ def layer_schedule(node: Node, count: int, path: str) -> list[str]:
                                          at+n, ... where that is given; and those listed in `also`
     {kind: from, start, hit, miss}       layers from `start` on
     {kind: runs, runs, map}              the checkpoint's own list of [layer types, how often they repeat]
-    {kind: list, list, map, else}        the checkpoint's own list of layer types; `else` where it has none
+    {kind: list, list, map, else}        the checkpoint's own list of layer types, or text with a letter for each;
+                                         `else` where it has none
     """
     kind = node.get("kind")
     if kind not in _KINDS:
@@ -48,6 +49,7 @@ def _runs(node: Node, count: int, path: str) -> list[str]:
 
 def _list(node: Node, count: int, path: str) -> list[str]:
     names, table = node["list"], node["map"]
+    names = list(names) if isinstance(names, str) else names
     if names is None:
         return layer_schedule(node["else"], count, f"{path}.else")
     if not isinstance(names, list) or len(names) != count:

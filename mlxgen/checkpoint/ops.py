@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.checkpoint.block_ops import FlatExperts, FusedExperts, SplitLatent
-from mlxgen.checkpoint.recurrent_ops import Join, UnitAxes
+from mlxgen.checkpoint.recurrent_ops import Join, Move, ScaleRows, UnitAxes
 from mlxgen.checkpoint.tensor import Arrays, Op, Shapes, Tensor, Tensors, around
 from mlxgen.errors import ConfigError, WeightsError
 from mlxgen.schema import parse
@@ -309,4 +309,6 @@ _OPS: dict[str | None, type[Any]] = {
     "split_latent": SplitLatent,
     "unit_axes": UnitAxes,
     "join": Join,
+    "move": Move,
+    "scale_rows": ScaleRows,
 }

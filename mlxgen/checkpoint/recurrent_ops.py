@@ -15,10 +15,12 @@ class UnitAxes:
     """Tensors that are stored with further `axes` of size 1, as a convolution of single channels: [C, 1, K] for [C, K].
 
     MLX's converted checkpoints have [C, K, 1]: where the ones stand does not matter.
+    refuse_turned: why those of this family can't be used.
     """
 
     tensors: tuple[str, ...]  # ends of names
     axes: tuple[int, ...]
+    refuse_turned: str | None = None
 
     def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
         return {n: self._squeezed(t, shapes[n]) if self._concerns(n) and n in shapes else t for n, t in tensors.items()}
@@ -26,6 +28,8 @@ class UnitAxes:
     def _squeezed(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         if [d for d in tensor.shape if d > 1] != [d for d in shape if d > 1]:
             return tensor  # the check of shapes reports it
+        if self.refuse_turned and tensor.shape != mx.expand_dims(mx.zeros(shape), self.axes).shape:
+            raise WeightsError(f"MLX's converted checkpoints of this family {self.refuse_turned}; use the original.")
         return replace(tensor, shape=shape, load=lambda: tensor.load().reshape(shape))
 
     def save(self, arrays: Arrays) -> Arrays:
@@ -74,3 +78,60 @@ class Join:
             pieces = mx.split(array, ends)
             out |= {f"{before}{part}{suffix}": piece for part, piece in zip(self.parts, pieces, strict=True)}
         return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """Layers whose one norm stands elsewhere: `module` becomes `to` in layers that have `to` and no `module`."""
+
+    module: str
+    to: str
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        out: Tensors = {}
+        for name, tensor in tensors.items():
+            other = _instead(name, self.module, self.to)
+            out[other if name not in shapes and other in shapes else name] = tensor
+        return out
+
+    def save(self, arrays: Arrays) -> Arrays:
+        out: Arrays = {}
+        for name, array in arrays.items():
+            other = _instead(name, self.to, self.module)
+            out[name if other in arrays else other] = array
+        return out
+
+
+def _instead(name: str, old: str, new: str) -> str:
+    before, found, suffix = around(name, old)
+    return f"{before}{new}{suffix}" if found else name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRows:
+    """A linear map each part of whose result is multiplied by its own constant: `rows` and `by` of the parts in order."""
+
+    module: str
+    rows: tuple[int, ...]
+    by: tuple[float, ...]
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        scaled = {n: self._times(t, self.by) for n, t in tensors.items() if self._concerns(n, tensors)}
+        return tensors | scaled
+
+    def save(self, arrays: Arrays) -> Arrays:
+        inverse = tuple(1 / factor for factor in self.by)
+        return {n: self._scaled(a, inverse) if self._concerns(n, arrays) else a for n, a in arrays.items()}
+
+    def _concerns(self, name: str, present: Tensors | Arrays) -> bool:
+        before, found, suffix = around(name, self.module)
+        packed = found and f"{before}{self.module}.scales" in present
+        return found and suffix in ((".scales", ".biases", ".bias") if packed else (".weight", ".bias"))
+
+    def _times(self, tensor: Tensor, by: tuple[float, ...]) -> Tensor:
+        return replace(tensor, load=lambda: self._scaled(tensor.load(), by))
+
+    def _scaled(self, array: mx.array, by: tuple[float, ...]) -> mx.array:
+        factors = mx.concatenate([mx.full((rows,), factor) for rows, factor in zip(self.rows, by, strict=True)])
+        factors = factors.reshape(-1, *[1] * (array.ndim - 1))
+        return (array.astype(mx.float32) * factors).astype(array.dtype)

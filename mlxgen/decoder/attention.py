@@ -37,7 +37,8 @@ class Attention(nn.Module):
         if spec.sinks:
             self.sinks = mx.zeros((spec.num_heads,))
         if spec.gate is not None:
-            self.gate_proj = nn.Linear(hidden_size, _gate_width(spec.gate, spec.num_heads, out_width), bias=False)
+            gate_width = _gate_width(spec.gate, spec.num_heads, out_width)
+            self.gate_proj = nn.Linear(hidden_size, gate_width, bias=spec.gate.bias)
         self.rope = Rope(spec.rope, spec.head_dim) if spec.rope else None
         self.scale = spec.scale * (self.rope.attention_scale if self.rope else 1.0)
         self._slopes = alibi_slopes(spec.num_heads) * spec.alibi if spec.alibi else None
