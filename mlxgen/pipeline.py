@@ -115,7 +115,7 @@ class Pipeline:
         tools, template_args = overrides.pop("tools", None), overrides.pop("template_args", {})
         for key in overrides:
             if key not in known_stages() and key != "order":
-                known = [*_PER_REQUEST, *known_stages()]
+                known = [*_PER_REQUEST, "tools", "template_args", *known_stages()]
                 raise ConfigError(f"`{key}` is not a key of a request.{did_you_mean(key, known)}")
         config = replace(self.config, **{k: v for k, v in own.items() if v is not None})
         config = parse(Config, {f: getattr(config, f) for f in config.__dataclass_fields__}, "")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from mlxgen.config import Config
 from mlxgen.conversation import Conversation
-from mlxgen.errors import EXIT_INTERRUPTED, EXIT_OK, RequestError
+from mlxgen.errors import EXIT_INTERRUPTED, EXIT_OK, RequestError, require
 from mlxgen.pipeline import Pipeline
 from mlxgen.tasks.output import play, say, show_stats, status
 from mlxgen.tasks.prompt import decoded
@@ -22,6 +22,7 @@ class Chat:
     """One line is one turn, from a terminal or from a pipe; `prompt` is the first turn."""
 
     def __call__(self, config: Config) -> int:
+        require(not config.raw, "raw", "false for task=chat, which is made of chat templates", config.raw)
         with status("loading the model"):
             pipeline = Pipeline(config)
         conversation = pipeline.chat()
