@@ -49,6 +49,8 @@ class _Builder:
         self.tree, self.hf, self.weight_names = tree, hf, weight_names
         self.layer = 0
         self.config: dict[str, Any] = {}
+        self.variant = ""
+        self.lenders: dict[str, int] = {}  # variant of the mixer -> the last layer that has keys of its own
         self.evaluator = Evaluator(self._name, self._functions(), on_text=lambda text: hf.read.update(mentioned(text)))
 
     def refuse(self) -> None:
@@ -67,6 +69,8 @@ class _Builder:
         layers = tuple(self._layer(i, schedules) for i in range(count))
         for key in ("embed_norm", "final_norm"):
             node[key] = self._norm(node[key])
+        if inputs := node.get("layer_inputs"):
+            node["layer_inputs"] = {**inputs, "norm": self._norm(inputs["norm"])}
         return parse(specs.DecoderSpec, {**node, "layers": layers}, "")
 
     def _schedule(self, part: str, count: int) -> list[str]:
@@ -84,7 +88,11 @@ class _Builder:
         path = f"layers[{index}]"
         node = self.evaluator.tree(self.tree["layer"], path)
         norms = {f"{k}_norm": self._norm(v) for k, v in node.pop("norms").items()}
+        if extra := node.get("layer_input"):
+            activation = self._activation(extra["activation"])
+            node["layer_input"] = {**extra, "norm": self._norm(extra["norm"]), "activation": activation}
         blocks = {}
+        self.variant = schedules["mixer"][index]
         for part, build in (("mixer", self._mixer), ("ffn", self._ffn)):
             variant = dict(self.tree["variants"][part][schedules[part][index]])
             kind = self.evaluator.tree(variant.pop("kind", node[part]), f"{path}.{part}.kind")
@@ -99,7 +107,7 @@ class _Builder:
         if kind not in self.tree or kind not in _KINDS:
             raise ConfigError(f"`{path}.kind` must be one of {', '.join(_KINDS)}, but is {kind!r}.")
         node = self.tree[kind]
-        for plain in ("attention", "mlp"):
+        for plain in ("attention", "mlp", "moe"):
             if kind != plain and issubclass(_KINDS[kind], _KINDS[plain]):
                 node = merge(self.tree[plain], node)
         return self.evaluator.tree(merge(node, changes), path)
@@ -124,16 +132,30 @@ class _Builder:
             node["norm"] = self._norm(node["norm"])
         if "activation" in node:
             node["activation"] = self._activation(node["activation"])
+        if node.pop("shares_keys", False):
+            node["keys_of"] = self._lender(path)
+        else:
+            self.lenders[self.variant] = self.layer
         return parse(_KINDS[kind], node, path)
 
+    def _lender(self, path: str) -> int:
+        """The last layer of this one's variant that has keys of its own."""
+        if self.variant not in self.lenders:
+            raise ConfigError(f"`{path}` must come after a layer of its kind whose keys it can share.")
+        return self.lenders[self.variant]
+
     def _ffn(self, kind: str, changes: Mapping[str, Any], path: str) -> specs.FfnSpec:
-        if kind != "moe":
+        if not issubclass(_KINDS.get(kind, type(None)), specs.MoeSpec):
             return self._mlp(changes, path, kind)
         node = self._template(kind, changes, path)
         node["expert"] = self._mlp(node["expert"], f"{path}.expert")
         if node.get("shared"):  # a width of 0 is none
             node["shared"] = self._mlp(node["shared"], f"{path}.shared") if node["shared"]["width"] else None
-        return parse(specs.MoeSpec, node, path)
+        if "dense" in node:
+            node["dense"] = self._mlp(node["dense"], f"{path}.dense")
+        if "norm" in node:
+            node["norm"] = self._norm(node["norm"])
+        return parse(_KINDS[kind], node, path)
 
     def _mlp(self, changes: Mapping[str, Any], path: str, kind: str = "mlp") -> specs.MlpSpec:
         node = self._template(kind, changes, path)
@@ -191,6 +213,13 @@ class _Builder:
             """Whether the checkpoint, where it is known, has no tensor of which the name ends so."""
             return bool(self.weight_names) and not any(n.endswith(text(ending)) for n in self.weight_names)
 
+        def of_layer(key: Any, default: Any) -> Any:
+            """A key's value for this layer alone, from transformers' `per_layer_config`."""
+            self.hf.read.add("per_layer_config")
+            layers = self.hf.raw.get("per_layer_config") or {}
+            own = layers.get(str(self.layer)) or layers.get(self.layer) or {}
+            return own[text(key)] if text(key) in own else default()
+
         def exact_div(a: Any, b: Any) -> int:
             x, y = a(), b()
             if x % y:
@@ -201,6 +230,7 @@ class _Builder:
             "hf": hf,
             "given": given,
             "rope": rope,
+            "of_layer": of_layer,
             "lacks_weight": lacks_weight,
             "lacks_tensor": lacks_tensor,
             "exact_div": exact_div,

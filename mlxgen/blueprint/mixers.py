@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mlxgen.blueprint.norms import NormSpec
 from mlxgen.blueprint.recurrent import RECURRENT, RecurrentSpec
@@ -62,6 +62,7 @@ class AttentionSpec:
     softcap: float | None = None  # scores are bent into (-softcap, softcap)
     sinks: bool = False  # a learned score per head that takes part in the softmax and has no value
     gate: GateSpec | None = None
+    keys_of: ClassVar[int | None] = None  # the layer whose keys are read instead of own ones; a field in some families
 
     def __post_init__(self) -> None:
         require(self.num_kv_heads > 0, "num_kv_heads", "at least 1", self.num_kv_heads)
@@ -92,7 +93,7 @@ class LatentAttentionSpec:
     v_dim: int
     scale: float
     norm: NormSpec
-    rope: RopeSpec
+    rope: RopeSpec | None = None
     bias: bool = False  # of the projections to the latent vectors
     o_bias: bool = False
     temperature: TemperatureSpec | None = None

@@ -21,6 +21,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
 }
 _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 
@@ -180,6 +181,14 @@ def _longrope(rope: RopeSpec, length: int) -> tuple[list[float], float]:
     return [f / s for f, s in zip(rope._plain(), factors, strict=True)], float(scale)
 
 
+def _proportional(rope: RopeSpec, length: int) -> tuple[list[float], float]:
+    """A share of the pairs, the fast ones of the whole head, is rotated (Gemma 4)."""
+    share, pairs = rope.settings.get("partial_rotary_factor"), rope.dims // 2
+    rotated = int((1.0 if share is None else share) * rope.dims // 2)
+    factor = rope.settings.get("factor") or 1.0
+    return [f / factor if i < rotated else 0.0 for i, f in zip(range(pairs), rope._plain(), strict=True)], 1.0
+
+
 _KINDS: dict[str, Callable[[RopeSpec, int], tuple[list[float], float]]] = {
     "default": _default,
     "linear": _linear,
@@ -188,4 +197,5 @@ _KINDS: dict[str, Callable[[RopeSpec, int], tuple[list[float], float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

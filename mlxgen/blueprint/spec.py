@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mlxgen.blueprint.ffn import ClampSpec, FfnSpec, GroupSpec, MlpSpec, MoeSpec, RouterSpec
+from mlxgen.blueprint.ffn import Activation, ClampSpec, FfnSpec, GroupSpec, MlpSpec, MoeSpec, RouterSpec
 from mlxgen.blueprint.mixers import (
     AttentionSpec,
     GateSpec,
@@ -40,6 +40,8 @@ __all__ = [
     "GatedDeltaNetSpec",
     "GroupSpec",
     "LatentAttentionSpec",
+    "LayerInputSpec",
+    "LayerInputsSpec",
     "LayerSpec",
     "LightningAttentionSpec",
     "Mamba2Spec",
@@ -60,6 +62,24 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerInputSpec:
+    """A vector of `width` numbers for each token that one layer reads besides the stream (Gemma 3n, Gemma 4)."""
+
+    width: int
+    activation: Activation
+    norm: NormSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerInputsSpec:
+    """Where the layers' own inputs come from: a table of `vocab_size` rows, and the embeddings."""
+
+    vocab_size: int
+    width: int
+    norm: NormSpec
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One decoder layer: x + out(mixer(in(x))), then x + out(ffn(in(x))). A missing norm is the identity.
 
@@ -77,6 +97,8 @@ class LayerSpec:
     norm_stream: bool = False  # norms change the stream itself: x = in(x), then x = out(x + mixer(x)), and so on
     parallel: bool = False
     residual_scale: float = 1.0
+    layer_input: LayerInputSpec | None = None
+    scaled: bool = False  # a learned number multiplies what leaves the layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +126,7 @@ class DecoderSpec:
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    layer_inputs: LayerInputsSpec | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxgen.blueprint.ffn import MlpSpec
+from mlxgen.blueprint.ffn import MlpSpec, MoeSpec
 from mlxgen.blueprint.mixers import AttentionSpec
 from mlxgen.blueprint.norms import NormSpec
 from mlxgen.errors import require
@@ -41,8 +41,31 @@ class DifferentialAttentionSpec(AttentionSpec):
         require(self.num_kv_heads % 2 == 0, "num_kv_heads", "even", self.num_kv_heads)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gemma4AttentionSpec(AttentionSpec):
+    """Attention whose values are normalized over each head, by `norm` without its weight.
+
+    values_from_keys: the values are made from the keys, as they are before norm and rope. keys_of: the number of an
+    earlier layer whose keys and values serve this one too.
+    """
+
+    norm: NormSpec
+    values_from_keys: bool = False
+    keys_of: int | None = None  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4MoeSpec(MoeSpec):
+    """A dense block beside a mixture of experts; `norm` is before and after each."""
+
+    dense: MlpSpec
+    norm: NormSpec
+
+
 SPECIAL: dict[str, type] = {
     "bitnet_attention": BitNetAttentionSpec,
     "bitnet_mlp": BitNetMlpSpec,
     "differential_attention": DifferentialAttentionSpec,
+    "gemma4_attention": Gemma4AttentionSpec,
+    "gemma4_moe": Gemma4MoeSpec,
 }

@@ -47,7 +47,7 @@ class Window:
         return [self._layer(layer.mixer) for layer in spec.layers]
 
     def _layer(self, mixer: MixerSpec | None) -> Cache:
-        attention = attention_of(mixer)
+        attention = _with_keys(mixer)
         own = None if attention is None else attention.window or attention.chunk
         if attention is None or (own is not None and own <= self.size):
             return layer_cache(mixer, DenseBuffer, DenseBuffer)
@@ -94,7 +94,7 @@ class Quantized:
 
 def layer_cache(mixer: MixerSpec | None, keys: Callable[[], Buffer], values: Callable[[], Buffer]) -> Cache:
     """The cache that a layer itself asks for, over buffers of the policy's kind. A recurrent memory is as it is."""
-    attention = attention_of(mixer)
+    attention = _with_keys(mixer)
     if attention is None:
         return RecurrentCache()
     buffers = _buffers(attention, keys, values)
@@ -103,6 +103,13 @@ def layer_cache(mixer: MixerSpec | None, keys: Callable[[], Buffer], values: Cal
     if attention.chunk is not None:
         return _beside(mixer, WindowCache(attention.chunk, 0, *buffers, chunked=True))
     return _beside(mixer, FullCache(*buffers))
+
+
+def _with_keys(mixer: MixerSpec | None) -> AttentionSpec | LatentAttentionSpec | None:
+    """The attention of a layer that has keys to keep: some read those of another."""
+    attention = attention_of(mixer)
+    shares = isinstance(attention, AttentionSpec) and attention.keys_of is not None
+    return None if shares else attention
 
 
 def _beside(mixer: MixerSpec | None, cache: FullCache) -> Cache:
@@ -117,7 +124,7 @@ def _buffers(
 
 def _widths(mixer: MixerSpec | None) -> list[int]:
     """How many numbers a head's keys, and its values, have."""
-    attention = attention_of(mixer)
+    attention = _with_keys(mixer)
     if isinstance(attention, AttentionSpec):
         return [attention.head_dim, attention.value_dim]
     return [attention.kv_rank + attention.rope_dim] if attention is not None else []

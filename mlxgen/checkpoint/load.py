@@ -76,13 +76,20 @@ def _renamed(source: Source, rules: Mapping[str, Any]) -> Tensors:
     return out
 
 
-def _ignores(rule: str | int) -> Callable[[str, str], bool]:
+def _ignores(rule: str | Mapping[str, Any]) -> Callable[[str, str], bool]:
     """Whether a tensor (its name in the checkpoint, and ours) is left out: by a part of its name, or for standing in a
-    layer from the number `rule` on, as those that some checkpoints add to predict several tokens at once.
+    layer from the number `from` on, as those that some checkpoints add to predict several tokens at once; there it
+    may be some `modules` only.
     """
     if isinstance(rule, str):
         return lambda name, ours: rule in name
-    return lambda name, ours: ours.startswith("layers.") and int(ours.split(".")[1]) >= rule
+    start, modules = rule["from"], rule.get("modules", [""])
+
+    def ignores(name: str, ours: str) -> bool:
+        parts = ours.split(".")
+        return parts[0] == "layers" and int(parts[1]) >= start and any(m in ours for m in modules)
+
+    return ignores
 
 
 def _loader(source: Source, name: str) -> Callable[[], mx.array]:

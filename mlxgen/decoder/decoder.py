@@ -14,16 +14,25 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.mixers import attention_of, recurrent_of
-from mlxgen.blueprint.special import BitNetAttentionSpec, BitNetMlpSpec, DifferentialAttentionSpec
+from mlxgen.blueprint.special import (
+    BitNetAttentionSpec,
+    BitNetMlpSpec,
+    DifferentialAttentionSpec,
+    Gemma4AttentionSpec,
+    Gemma4MoeSpec,
+)
 from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
 from mlxgen.decoder.attention import Attention
 from mlxgen.decoder.bitnet import BitNetAttention, BitNetMLP
 from mlxgen.decoder.differential_attention import DifferentialAttention
+from mlxgen.decoder.gemma4 import Gemma4Attention, Gemma4MoE
 from mlxgen.decoder.latent_attention import LatentAttention
+from mlxgen.decoder.layer_inputs import LayerInput, LayerInputs
 from mlxgen.decoder.mlp import MLP
 from mlxgen.decoder.moe import MoE
 from mlxgen.decoder.norm import build_norm
 from mlxgen.decoder.recurrent import RECURRENT_MIXERS
+from mlxgen.decoder.shared_keys import share_keys
 from mlxgen.decoder.uncached import Uncached
 from mlxgen.protocols import LayerCache
 
@@ -32,9 +41,10 @@ MIXERS: dict[type, type[nn.Module]] = {
     LatentAttentionSpec: LatentAttention,
     BitNetAttentionSpec: BitNetAttention,
     DifferentialAttentionSpec: DifferentialAttention,
+    Gemma4AttentionSpec: Gemma4Attention,
     **RECURRENT_MIXERS,
 }
-FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE, BitNetMlpSpec: BitNetMLP}
+FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE, BitNetMlpSpec: BitNetMLP, Gemma4MoeSpec: Gemma4MoE}
 
 
 class DecoderLayer(nn.Module):
@@ -57,11 +67,17 @@ class DecoderLayer(nn.Module):
             self.attn_out_norm = build_norm(spec.attn_out_norm, hidden_size)
         if spec.mlp_out_norm is not None:
             self.mlp_out_norm = build_norm(spec.mlp_out_norm, hidden_size)
+        if spec.layer_input is not None:
+            self.layer_input = LayerInput(spec.layer_input, hidden_size)
+        if spec.scaled:
+            self.layer_scale = mx.ones((1,))
         self.spec = spec
         self.mask_kind = (attention.window, attention.chunk) if attention is not None else None
 
-    def __call__(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
-        """x [T, hidden] -> [T, hidden]."""
+    def __call__(
+        self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int, layer_input: mx.array | None = None
+    ) -> mx.array:
+        """x [T, hidden] -> [T, hidden]; `layer_input` is what this layer alone reads besides."""
         if self.spec.parallel:
             return self._parallel(x, batch, cache, mask, length)
         if self.spec.mixer is None:
@@ -72,7 +88,9 @@ class DecoderLayer(nn.Module):
         if "mlp" in self:
             h = self["mlp_in_norm"](x)
             x = self._add(x, h, self["mlp"](h), "mlp_out_norm")
-        return x
+        if layer_input is not None:
+            x = x + self["layer_input"](x, layer_input)
+        return x * self["layer_scale"] if self.spec.scaled else x
 
     def _mixed(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] through the layer's mixer, or the sum of its two."""
@@ -106,6 +124,8 @@ class Decoder(nn.Module):
         if spec.positions is not None and spec.positions.kind == "learned":
             self.embed_positions = nn.Embedding(spec.positions.rows, spec.hidden_size)
         self.embed_norm = build_norm(spec.embed_norm, spec.hidden_size)
+        if spec.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(spec.layer_inputs, len(spec.layers), spec.hidden_size)
         self.layers = [DecoderLayer(layer, spec.hidden_size) for layer in spec.layers]
         self.final_norm = build_norm(spec.final_norm, spec.hidden_size)
         if not spec.tie_head:
@@ -129,16 +149,18 @@ class Decoder(nn.Module):
         """
         if caches is None:
             caches = [Uncached(*(layer.mask_kind or ())) for layer in self.layers]
-        B, L = tokens.shape
+        spec, (B, L) = self.spec, tokens.shape
         offset = caches[0].offset
         x = self._embed(tokens, offset).reshape(B * L, -1)  # to most of a layer, every token is just a row
         if length is None:
             length = offset + L if isinstance(offset, int) else L
+        inputs = self.layer_inputs(tokens, x) if spec.layer_inputs is not None else [None] * len(self.layers)
         masks: dict[Any, Any] = {None: None}  # layers that see alike share one mask
-        for layer, cache in zip(self.layers, caches, strict=True):
+        caches = share_keys(spec.layers, caches)
+        for layer, cache, layer_input in zip(self.layers, caches, inputs, strict=True):
             if layer.mask_kind not in masks:
                 masks[layer.mask_kind] = cache.make_mask(L)
-            x = layer(x, B, cache, masks[layer.mask_kind], length)
+            x = layer(x, B, cache, masks[layer.mask_kind], length, layer_input)
         return self.final_norm(x).reshape(B, L, -1)
 
     def logits(self, hidden: mx.array) -> mx.array:
