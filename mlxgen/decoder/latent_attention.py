@@ -40,7 +40,7 @@ class LatentAttention(nn.Module):
         self.embed_q = HeadLinear(H, spec.nope_dim, R)
         self.unembed_out = HeadLinear(H, R, spec.v_dim)
         self.o_proj = nn.Linear(H * spec.v_dim, hidden_size, bias=spec.o_bias)
-        self.rope = Rope(spec.rope, spec.rope_dim)
+        self.rope = Rope(spec.rope, spec.rope_dim) if spec.rope is not None else None
         self.expand_from = _expand_from(spec)
 
     def __call__(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
@@ -82,6 +82,8 @@ class LatentAttention(nn.Module):
         return self["q_b_proj"](self["q_a_norm"](self["q_a_proj"](x)))
 
     def _rotated(self, x: mx.array, cache: LayerCache, length: int) -> mx.array:
+        if self.rope is None:
+            return x
         x = self.rope(x, cache.offset, length)
         return x if self.rope.scale == 1.0 else x * self.rope.scale
 
@@ -89,7 +91,7 @@ class LatentAttention(nn.Module):
 def _expand_from(spec: LatentAttentionSpec) -> int:
     """From how many queries on expanding S keys and values, S R (nope + v), costs less than the longer dot products."""
     R, heads = spec.kv_rank, spec.nope_dim + spec.v_dim
-    return R * heads // (2 * R - heads) if 2 * R > heads else 0
+    return R * heads // (2 * R - heads) if heads < 2 * R else 0
 
 
 class HeadLinear(nn.Module):
