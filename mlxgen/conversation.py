@@ -31,7 +31,8 @@ class Conversation:
         """The answer piece by piece. Throw KeyboardInterrupt into it to end the answer with what there is."""
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self._pipeline.encode(messages, self._settings)
-        answer = self._pipeline.answer(ids, self._settings, self._sequence)
+        inside = self._settings.config.prefill is not None
+        answer = self._pipeline.answer(ids, self._settings, self._sequence, continues=inside)
         for chunk in answer:
             try:
                 yield self._remembered(chunk, messages)

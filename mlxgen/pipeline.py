@@ -20,12 +20,12 @@ from mlxgen.config import Config, load_config
 from mlxgen.engine import Request, TextAssembler, Token, TokenSequence, generate
 from mlxgen.errors import ConfigError, RequestError, did_you_mean
 from mlxgen.loading import load
-from mlxgen.protocols import Message, Tokenizer
+from mlxgen.prompting import Prompt, encode_prompt, goes_on
+from mlxgen.protocols import Tokenizer
 from mlxgen.sampler import Effective, Sampler, effective, known_stages, logprobs, sample
 from mlxgen.schema import parse
 from mlxgen.tokenizer import open_tokenizer
 
-Prompt = str | Sequence[int] | Sequence[Message]
 _PER_REQUEST = (
     "system", "prefill", "raw", "max_tokens", "stop", "seed", "logprobs", "top_logprobs", "prefill_chunk",
 )  # fmt: skip
@@ -82,7 +82,8 @@ class Pipeline:
         settings = self.settings(**overrides)
         prompt = self.config.prompt if prompt is None else prompt
         ids = self.encode(prompt, settings)
-        return self.answer(ids, settings, self.new_sequence(), continues=self._continues(prompt, settings.config))
+        inside = prompt is not None and goes_on(self.tokenizer, prompt, settings.config)
+        return self.answer(ids, settings, self.new_sequence(), continues=inside)
 
     def chat(self, **overrides: Any) -> Any:
         """A mlxgen.conversation.Conversation: call it with what the user says; it keeps its cache."""
@@ -123,23 +124,14 @@ class Pipeline:
 
     def encode(self, prompt: Prompt | None, settings: Settings) -> list[int]:
         """The token ids that the model sees for a text, a conversation or token ids."""
-        config = settings.config
-        if prompt is None or len(prompt) == 0:
-            raise RequestError("`prompt` must not be empty; give prompt='...' or pipe a text in.")
-        if _is_ids(prompt):
-            return self._check_ids(prompt)  # type: ignore[arg-type]
-        if isinstance(prompt, str):
-            if config.raw or not self.tokenizer.has_chat_template:
-                return self.tokenizer.encode(prompt + (config.prefill or ""))
-            messages: list[Message] = [{"role": "user", "content": prompt}]
-        else:
-            messages = list(prompt)  # type: ignore[arg-type]
-        if config.system is not None and messages[0].get("role") != "system":
-            messages.insert(0, {"role": "system", "content": config.system})
-        if config.prefill is not None:
-            messages.append({"role": "assistant", "content": config.prefill})
-        return self.tokenizer.encode_chat(
-            messages, tools=settings.tools, continue_final=config.prefill is not None, **settings.template_args
+        return self._check_ids(
+            encode_prompt(
+                self.tokenizer,
+                prompt,
+                settings.config,
+                tools=settings.tools,
+                template_args=settings.template_args,
+            )
         )
 
     def effective_sampling(self, settings: Settings) -> Effective:
@@ -171,10 +163,6 @@ class Pipeline:
             return ids
         encoded = [self.tokenizer.encode(f"a{text}", add_special=False) for text in items if isinstance(text, str)]
         return sorted({*ids, *(tokens[-1] for tokens in encoded if tokens)})
-
-    def _continues(self, prompt: Prompt | None, config: Config) -> bool:
-        """Whether the answer goes on in the middle of a text, and not at the start of a turn."""
-        return config.prefill is not None or config.raw or _is_ids(prompt) or not self.tokenizer.has_chat_template
 
     def answer(
         self, ids: Sequence[int], settings: Settings, sequence: TokenSequence, *, continues: bool = False
@@ -253,10 +241,6 @@ class Pipeline:
                     f"`prompt` must hold token ids from 0 to {self.spec.vocab_size - 1}, but has {token!r}."
                 )
         return list(ids)
-
-
-def _is_ids(prompt: Prompt | None) -> bool:
-    return prompt is not None and not isinstance(prompt, str) and isinstance(prompt[0], int)
 
 
 def load_pipeline(*overrides: str, trust: Sequence[str] = (), config_dir: Path | None = None) -> Pipeline:

@@ -8,13 +8,14 @@ from typing import ClassVar
 from mlxgen.config import Config
 from mlxgen.errors import ConfigError
 from mlxgen.loading import open_source
+from mlxgen.prompting import encode_prompt
 from mlxgen.tasks.output import print_json
 from mlxgen.tokenizer import open_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tokenize:
-    """`chat`: the prompt as the model sees it, in the chat template; otherwise the text alone."""
+    """`chat`: the prompt as task=generate shows it to the model; otherwise the text alone."""
 
     chat: bool = False
     reads_prompt: ClassVar[bool] = True
@@ -25,8 +26,7 @@ class Tokenize:
         assert config.prompt is not None
         tokenizer = open_tokenizer(open_source(config.model), config.tokenizer)
         if self.chat:
-            system = [{"role": "system", "content": config.system}] if config.system is not None else []
-            ids = tokenizer.encode_chat([*system, {"role": "user", "content": config.prompt}])
+            ids = encode_prompt(tokenizer, config.prompt, config)
         else:
             ids = tokenizer.encode(config.prompt, add_special=not config.raw)
         pieces = [tokenizer.piece(i) for i in ids]
