@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -103,6 +104,13 @@ def _at(sequence: Any, index: int) -> Any:
     return sequence[index] if isinstance(sequence, list | tuple) else sequence
 
 
+def _bfloat16(x: float) -> float:
+    """The nearest bfloat16, ties to even: the upper half of a float32."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", x))
+    bits += 0x7FFF + (bits >> 16 & 1)
+    return struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0]
+
+
 ARITHMETIC: dict[str, Function] = {
     "add": _strict(lambda a, b: a + b),
     "sub": _strict(lambda a, b: a - b),
@@ -113,6 +121,7 @@ ARITHMETIC: dict[str, Function] = {
     "imul": _strict(lambda a, b: int(a * b)),
     "sqrt": _strict(math.sqrt),
     "exp": _strict(math.exp),
+    "bfloat16": _strict(_bfloat16),
     "rsqrt": _strict(lambda a: 1.0 / math.sqrt(a)),
     "not": _strict(lambda a: not a),
     "eq": _strict(lambda a, b: a == b),
