@@ -26,6 +26,7 @@ class Blueprint:
 
     name: str
     tree: Mapping[str, Any]
+    own_text: str = ""  # of its file and those it inherits, but for base.yaml, which mentions every family's keys
 
     def weights(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The rules for this config.json's weights: `ignore`, `rename`, `aliases`, `ops`."""
@@ -43,7 +44,7 @@ class Blueprint:
         hf = HfConfig(config)
         build_spec(self.tree, hf, frozenset())
         build_weight_rules(self.tree, hf)
-        understood = hf.read | mentioned(str(self.tree)) | set(self.tree["unused"])
+        understood = hf.read | mentioned(self.own_text) | set(self.tree["unused"])
         return unread(config, understood, folders)
 
 
@@ -81,7 +82,10 @@ def find_blueprint(config: Mapping[str, Any], folders: Sequence[Path]) -> Bluepr
 
 def read_blueprint(name: str, folders: Sequence[Path]) -> Blueprint:
     """The blueprint file `name`.yaml with everything it inherits through `defaults`."""
-    return Blueprint(name=name, tree=_read(name, folders, ()))
+    texts: dict[str, str] = {}
+    tree = _read(name, folders, (), texts)
+    texts.pop("base", None)
+    return Blueprint(name=name, tree=tree, own_text="\n".join(texts.values()))
 
 
 def read_file(name: str, folders: Sequence[Path]) -> tuple[str, dict[str, Any]]:
@@ -97,11 +101,12 @@ def read_file(name: str, folders: Sequence[Path]) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
 
-def _read(name: str, folders: Sequence[Path], children: tuple[str, ...]) -> dict[str, Any]:
+def _read(name: str, folders: Sequence[Path], children: tuple[str, ...], texts: dict[str, str]) -> dict[str, Any]:
+    """The merged content of `name` and its parents; their texts are put into `texts`."""
     if name in children:
         raise ConfigError(f"`architecture.defaults` must not be a circle, but is {' -> '.join((*children, name))}.")
-    _, tree = read_file(name, folders)
+    texts[name], tree = read_file(name, folders)
     merged: dict[str, Any] = {}
     for parent in tree.pop("defaults", ["_self_"]):
-        merged = merge(merged, tree if parent == "_self_" else _read(parent, folders, (*children, name)))
+        merged = merge(merged, tree if parent == "_self_" else _read(parent, folders, (*children, name), texts))
     return merged

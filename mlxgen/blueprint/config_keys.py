@@ -33,6 +33,9 @@ _IGNORED = re.compile(
     re.VERBOSE,
 )
 
+# Sizes of blocks that a family may do without in all layers; then they are not read, and mean nothing.
+_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+
 # Names for the same number in different families; one of them, read, covers the others if they say the same.
 _SAME = (
     ("hidden_size", "n_embd", "d_model"),
@@ -51,7 +54,8 @@ _SAME = (
 def mentioned(text: str) -> set[str]:
     """The config.json keys that an expression names, also in branches that are not taken."""
     keys = {key.split(".")[0] for group in _KEYS.findall(text) for key in group.split("|")}
-    return keys | set(_ROPE.findall(text))
+    rope = {"rope_parameters", "rope_scaling", "rope_theta"} if "${rope:" in text else set()
+    return keys | rope | set(_ROPE.findall(text))
 
 
 def unread(config: Mapping[str, Any], read: Iterable[str], folders: Sequence[Path]) -> tuple[list[str], list[str]]:
@@ -59,7 +63,7 @@ def unread(config: Mapping[str, Any], read: Iterable[str], folders: Sequence[Pat
     covered = set(read)
     stops, unknown = [], []
     for key, value in config.items():
-        if key in covered or _IGNORED.fullmatch(key) or any(value is n or value == n for n in _NEUTRAL):
+        if key in covered or key in _SIZES or _IGNORED.fullmatch(key) or any(value is n or value == n for n in _NEUTRAL):
             continue
         if _covered_by_alias(key, value, config, covered):
             continue
