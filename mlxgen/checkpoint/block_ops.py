@@ -96,7 +96,7 @@ class FlatExperts:
     def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
         out: Tensors = {}
         for name, tensor in tensors.items():
-            before, found, module = around(f"{name}.", self.path)
+            _, found, module = around(f"{name}.", self.path)
             weight = f"{name}.weight"
             if not found or weight not in shapes:
                 out[name] = tensor

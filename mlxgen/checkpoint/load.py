@@ -66,7 +66,7 @@ def _renamed(source: Source, rules: Mapping[str, Any]) -> Tensors:
     out: Tensors = {}
     for name, info in source.tensors.items():
         text = text_name(name)
-        if text is None or any(ignores(text, names.ours(text)) for ignores in ignored):
+        if text is None or 0 in info.shape or any(ignores(text, names.ours(text)) for ignores in ignored):
             continue
         out[names.ours(text)] = Tensor(
             shape=tuple(info.shape),

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.mixers import attention_of, recurrent_of
+from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
 from mlxgen.blueprint.special import (
     BitNetAttentionSpec,
     BitNetMlpSpec,
@@ -21,7 +22,6 @@ from mlxgen.blueprint.special import (
     Gemma4AttentionSpec,
     Gemma4MoeSpec,
 )
-from mlxgen.blueprint.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
 from mlxgen.decoder.attention import Attention
 from mlxgen.decoder.bitnet import BitNetAttention, BitNetMLP
 from mlxgen.decoder.differential_attention import DifferentialAttention
