@@ -39,7 +39,8 @@ class Attention(nn.Module):
         if spec.gate is not None:
             gate_width = _gate_width(spec.gate, spec.num_heads, out_width)
             self.gate_proj = nn.Linear(hidden_size, gate_width, bias=spec.gate.bias)
-        self.rope = Rope(spec.rope, spec.head_dim) if spec.rope else None
+        normed_after = spec.qk_norm is not None and spec.qk_norm.when == "after"  # which undoes what rope scales
+        self.rope = Rope(spec.rope, spec.head_dim, scaled=normed_after) if spec.rope else None
         self.scale = spec.scale * (self.rope.attention_scale if self.rope else 1.0)
         self._slopes = alibi_slopes(spec.num_heads) * spec.alibi if spec.alibi else None
         self.head_norm = spec.qk_norm.when if spec.qk_norm and spec.qk_norm.scope != "width" else None
@@ -89,11 +90,11 @@ class Attention(nn.Module):
             qk, v = qkv[:, :split], qkv[:, split:]
         else:
             qk, v = mx.concatenate([self["q_proj"](x), self["k_proj"](x)], axis=-1), self["v_proj"](x)
-        if self.spec.clip is not None:
-            qk, v = (mx.clip(a, -self.spec.clip, self.spec.clip) for a in (qk, v))
         if self.spec.qk_norm is not None and self.spec.qk_norm.scope == "width":
             q, k = qk[:, : self.q_width], qk[:, self.q_width :]
             qk = mx.concatenate([self["q_norm"](q), self["k_norm"](k)], axis=-1)
+        if self.spec.clip is not None:
+            qk, v = (mx.clip(a, -self.spec.clip, self.spec.clip) for a in (qk, v))
         return qk, v
 
     def _norm_heads(self, qk: mx.array) -> mx.array:

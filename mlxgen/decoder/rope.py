@@ -8,14 +8,18 @@ from mlxgen.blueprint.rope import RopeSpec
 
 
 class Rope:
-    """Rotates the first `dims` elements of each head by position. Not a module: it holds nothing learned."""
+    """Rotates the first `dims` elements of each head by position. Not a module: it holds nothing learned.
 
-    def __init__(self, spec: RopeSpec, head_dim: int):
+    Some ropes also scale q and k. Where the whole head is rotated, that is left to the caller, who multiplies the scores
+    by `attention_scale`, unless `scaled`.
+    """
+
+    def __init__(self, spec: RopeSpec, head_dim: int, scaled: bool = False):
         self.spec = spec
         self.head_dim = head_dim
         _, self.scale = spec.frequencies()
-        # Where the whole head is rotated, the scale of q and k can go into the attention scale instead.
-        self.attention_scale = self.scale**2 if spec.dims == head_dim else 1.0
+        self._left_out = 1.0 if scaled or spec.dims < head_dim else self.scale
+        self.attention_scale = self._left_out**2
         self._tables: dict[bool | int, tuple[mx.array, mx.array | None]] = {}
 
     def __call__(self, x: mx.array, offset: int | mx.array, length: int) -> mx.array:
@@ -47,7 +51,7 @@ class Rope:
         return self._tables[key]
 
     def _factor(self, scale: float) -> mx.array | None:
-        """What the rotated elements are multiplied by, beyond what `attention_scale` sees to."""
+        """What the rotated elements are multiplied by here."""
         rest = self.head_dim - self.spec.dims
-        scale = scale if rest else scale / self.scale
+        scale /= self._left_out
         return mx.array([scale] * self.spec.dims + [1.0] * rest) if scale != 1.0 else None
