@@ -29,8 +29,6 @@ from mlxgen.tokenizer import open_tokenizer
 _PER_REQUEST = (
     "system", "prefill", "raw", "max_tokens", "stop", "seed", "logprobs", "top_logprobs", "prefill_chunk",
 )  # fmt: skip
-# Sampler values that may name tokens by their text.
-_TEXT_FIELDS = (("dry", "sequence_breakers"), ("xtc", "keep"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,24 +143,18 @@ class Pipeline:
         values = self.effective_sampling(settings).values
         if settings.config.seed is not None:
             values["seed"] = settings.config.seed
-        for stage, field_name in _TEXT_FIELDS:
-            if isinstance(values.get(stage), Mapping) and values[stage].get(field_name):
-                ids = self._text_ids(values[stage][field_name])
-                values[stage] = {**values[stage], field_name: ids}
         return Sampler.from_config(
             values,
             vocab_size=self._vocab_size,
             eos_ids=sorted(self._eos_ids),
             build=lambda node, path: build(node, path, self.config.trust),
+            token_of=self._token_of if self._vocab_size is not None else None,
         )
 
-    def _text_ids(self, items: Sequence[int | str]) -> list[int]:
-        """Texts among token ids become the token that ends with them, as after another character."""
-        ids = [item for item in items if not isinstance(item, str)]
-        if self._vocab_size is None:  # before the tokenizer is there
-            return ids
-        encoded = [self.tokenizer.encode(f"a{text}", add_special=False) for text in items if isinstance(text, str)]
-        return sorted({*ids, *(tokens[-1] for tokens in encoded if tokens)})
+    def _token_of(self, text: str) -> int | None:
+        """The token that ends with a text, as it stands after another character."""
+        tokens = self.tokenizer.encode(f"a{text}", add_special=False)
+        return tokens[-1] if tokens else None
 
     def answer(
         self, ids: Sequence[int], settings: Settings, sequence: TokenSequence, *, continues: bool = False

@@ -95,6 +95,21 @@ def _from_model(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def with_token_ids(mapping: Mapping[str, Any], token_of: Callable[[str], int | None] | None) -> dict[str, Any]:
+    """The mapping with texts in lists of tokens, as in `dry.sequence_breakers`, replaced by token ids."""
+    out = dict(mapping)
+    for name, value in mapping.items():
+        if not isinstance(value, Mapping) or "_target_" in value:
+            continue
+        out[name] = {key: _token_ids(item, token_of) if isinstance(item, list | tuple) else item for key, item in value.items()}
+    return out
+
+
+def _token_ids(items: Sequence[Any], token_of: Callable[[str], int | None] | None) -> list[Any]:
+    found = [token_of(item) if isinstance(item, str) and token_of else item for item in items]
+    return [item for item in dict.fromkeys(found) if item is not None and not isinstance(item, str)]
+
+
 def build_chain(
     mapping: Mapping[str, Any],
     vocab_size: int | None,

@@ -6,7 +6,7 @@ Shapes: B rows of the batch, V vocabulary, N tokens of history.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.errors import require
-from mlxgen.sampler.config import Builder, build_chain
+from mlxgen.sampler.config import Builder, build_chain, with_token_ids
 from mlxgen.sampler.draw import derived_seed, fresh_seed
 from mlxgen.sampler.select import draw_token, finite
 from mlxgen.sampler.stage import Context, Stage
@@ -59,11 +59,14 @@ class Sampler:
         vocab_size: int | None = None,
         eos_ids: Sequence[int] = (),
         build: Builder | None = None,
+        token_of: Callable[[str], int | None] | None = None,
         path: str = "sampler",
     ) -> Sampler:
         """Build from a flat mapping, see `mlxgen.sampler.config`. Without a temperature it is greedy.
 
         build: called with a mapping that has a `_target_` and its key path, gives a stage from outside.
+        token_of: the token that ends with a text, for stages that may name tokens by text; without it such texts are
+        left out, as in a check before there is a tokenizer.
         Raises ConfigError with the key path: unknown names, wrong types and ranges, ids outside the
         vocabulary.
         """
@@ -71,7 +74,7 @@ class Sampler:
         seed = mapping.get("seed")
         is_seed = seed is None or (isinstance(seed, int) and not isinstance(seed, bool))
         require(is_seed, join(path, "seed"), "an integer or null", seed)
-        stages = build_chain(mapping, vocab_size, build, path)
+        stages = build_chain(with_token_ids(mapping, token_of), vocab_size, build, path)
         return cls(stages=stages, seed=seed, eos_ids=tuple(sorted(eos_ids)))
 
     @cached_property

@@ -286,7 +286,7 @@ def test_every_file_takes_every_value_from_the_command_line(file):
 
 def test_a_field_of_a_stage_can_be_set_alone():
     config = composed("xtc", "sampler.xtc.threshold=0.2", "sampler.repetition_penalty.window=64")
-    assert config["xtc"] == {"probability": 0.5, "threshold": 0.2, "keep": None}
+    assert config["xtc"] == {"probability": 0.5, "threshold": 0.2, "keep": ["\n"]}
     assert config["repetition_penalty"] == {"penalty": None, "window": 64}
 
 
@@ -302,3 +302,11 @@ def test_the_base_file_names_every_field_and_the_default_order():
     assert set(base) == {*known_stages(), "order", "model_defaults"}
     texts = {file: (CONF / "sampler" / f"{file}.yaml").read_text() for file in FILES}
     assert [file for file in FILES if "model_defaults: true" in texts[file].split("\n")] == ["auto"]
+
+
+def test_texts_name_the_tokens_that_end_with_them():
+    ids = {"\n": 7, ":": 9}
+    config = {"temperature": 1.0, "dry": {"multiplier": 1.0, "sequence_breakers": ["\n", 3, ":", "?"]}}
+    sampler = Sampler.from_config(config, token_of=ids.get)
+    assert sampler.stages[0].sequence_breakers == (7, 3, 9)
+    assert Sampler.from_config(config).stages[0].sequence_breakers == (3,)
