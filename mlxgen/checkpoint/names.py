@@ -12,14 +12,15 @@ Parts = tuple[str, ...]
 
 
 class NameMap:
-    """A reversible table: `ours(name)` and `theirs(name)`. `aliases` are other names that are understood, not written."""
+    """A reversible table: `ours(name)` and `theirs(name)`. `aliases` are other names that are understood, not written.
 
-    def __init__(self, rules: Mapping[str, str], aliases: Mapping[str, str] | None = None):
-        def table(names: Mapping[str, str]) -> list[tuple[Parts, Parts]]:
-            return [(tuple(theirs.split(".")), tuple(ours.split("."))) for theirs, ours in names.items()]
+    Of several rules for one of our names, the last is written: a family's own stand behind those it inherits. A null
+    takes an inherited rule away.
+    """
 
-        self._forward = _Table(table({**(aliases or {}), **rules}))
-        self._backward = _Table([(ours, theirs) for theirs, ours in table(rules)])
+    def __init__(self, rules: Mapping[str, str | None], aliases: Mapping[str, str | None] | None = None):
+        self._forward = _Table(_split({**(aliases or {}), **rules}))
+        self._backward = _Table({ours: theirs for theirs, ours in _split(rules).items()})
 
     def ours(self, name: str) -> str:
         return self._forward.replace(name)
@@ -28,10 +29,14 @@ class NameMap:
         return self._backward.replace(name)
 
 
+def _split(rules: Mapping[str, str | None]) -> dict[Parts, Parts]:
+    return {tuple(theirs.split(".")): tuple(ours.split(".")) for theirs, ours in rules.items() if ours is not None}
+
+
 class _Table:
-    def __init__(self, rules: list[tuple[Parts, Parts]]):
+    def __init__(self, rules: Mapping[Parts, Parts]):
         self._rules: dict[str, list[tuple[Parts, Parts]]] = {}
-        for rule in sorted(rules, key=lambda rule: -len(rule[0])):
+        for rule in sorted(rules.items(), key=lambda rule: -len(rule[0])):
             self._rules.setdefault(rule[0][0], []).append(rule)
 
     def replace(self, name: str) -> str:
