@@ -48,7 +48,7 @@ def names(config, **kwargs):
             "`sampler.dry.allowed_length` must be >= 1, but is 0.",
         ),
         (
-            {"dry": {"multiplier": 1, "sequence_breakers": ["x"]}},
+            {"dry": {"multiplier": 1, "sequence_breakers": [1.5]}},
             "`sampler.dry.sequence_breakers[0]` must be an int",
         ),
         (
