@@ -73,11 +73,11 @@ def _dispatch(words: list[str]) -> int:
     flags, words = read_flags(words)
     folder = Path(flags["--config-dir"]) if "--config-dir" in flags else None
     if "--shell-completion" in flags:
-        from mlxgen.config.hydra_app import shell_completion
+        from mlxgen.tab_completion import shell_completion
 
         return shell_completion(flags["--shell-completion"])
     if "--info" in flags:
-        from mlxgen.config.hydra_app import show_info
+        from mlxgen.config.info import show_info
 
         return show_info(flags["--info"], words, folder)
     if "--cfg" in flags:

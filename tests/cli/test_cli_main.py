@@ -193,7 +193,7 @@ def test_info_names_the_folders_that_are_searched(cli, tmp_path):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_shell_completion(cli, shell):
     ran = cli("-sc", f"install={shell}")
-    assert ran.code == 0 and "mlxgen" in ran.out and "-sc query=" in ran.out
+    assert ran.code == 0 and "mlxgen -sc query=" in ran.out
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,11 @@ def test_the_script_of_shell_completion(cli, shell):
         ("mlxgen sampler=top", ["sampler=top_k", "sampler=top_n_sigma", "sampler=top_p"]),
         ("mlxgen chat +sampler=top_", ["+sampler=top_k", "+sampler=top_n_sigma", "+sampler=top_p"]),
         ("mlxgen max", ["max_tokens="]),
-        ("mlxgen cache=window prompt='a b' +cache.", ["+cache._target_=", "+cache.size=", "+cache.sinks="]),
+        ("mlxgen cache=window prompt='a b' +cache.", ["+cache.size=", "+cache.sinks="]),
         ("mlxgen prompt=x", []),
+        ("mlxgen output=j", ["output=json", "output=jsonl"]),
+        ("mlxgen stats=", ["stats=true", "stats=false", "stats=auto"]),
+        ("mlxgen sampler", ["sampler="]),
         ("mlxgen sampler=nonsense sampler.temp", ["sampler.temperature="]),
     ],
 )

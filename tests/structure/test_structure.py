@@ -18,7 +18,7 @@ RANKS = {
     3: ("passes", "engine"),
     4: ("training", "loading", "pipeline", "completion", "conversation", "prompting", "testing", "__init__"),
     5: ("serving", "tasks", "bench"),
-    6: ("cli", "help", "__main__"),
+    6: ("cli", "help", "tab_completion", "__main__"),
 }
 RANK = {name: rank for rank, names in RANKS.items() for name in names}
 HYDRA_IS_KNOWN_TO = "config"
