@@ -138,6 +138,7 @@ def prepare_merge(repo: Repository, *how: str) -> None:
     [
         (["-m", "Mine"], "Mine"),
         (["-m", "Mine", "--edit"], "Mine"),
+        (["-m", "", "--edit"], "Typed"),
         (["-F", "../mine"], "From a file"),
         (["--amend"], "First"),
         (["-c", "HEAD"], "First"),
@@ -150,6 +151,8 @@ def test_a_message_that_exists_is_left_alone(repo: Repository, words: list[str],
     if "-t" in words:
         (repo.mac.home / "mine").write_text("and typed\n")
         repo.type("From a file\n")  # git refuses a template that nobody changed
+    if "" in words:
+        repo.type("Typed\n")
     repo.write("new.txt", "new")
     assert repo.commit(*words).returncode == 0
     assert repo.message == message and not repo.mac.calls

@@ -24,7 +24,7 @@ def summarize(mac: Mac, text: str | bytes) -> CompletedProcess[str]:
     ],
 )
 def test_the_summary_takes_the_place_of_the_text(mac: Mac, text: str, summary: str) -> None:
-    mac.answers(summary + "\n")
+    mac.answers(f"\n \n{summary}\n")
     result = summarize(mac, text)
     assert (result.returncode, result.stdout, result.stderr) == (0, summary + "\n", "")
     assert mac.clipboard.decode() == summary
