@@ -107,7 +107,7 @@ class _Builder:
         if kind not in self.tree or kind not in _KINDS:
             raise ConfigError(f"`{path}.kind` must be one of {', '.join(_KINDS)}, but is {kind!r}.")
         node = self.tree[kind]
-        for plain in ("attention", "mlp", "moe"):
+        for plain in ("attention", "latent_attention", "mlp", "moe"):
             if kind != plain and issubclass(_KINDS[kind], _KINDS[plain]):
                 node = merge(self.tree[plain], node)
         return self.evaluator.tree(merge(node, changes), path)

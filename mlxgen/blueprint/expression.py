@@ -132,5 +132,6 @@ ARITHMETIC: dict[str, Function] = {
     "or": lambda a, b: a() or b(),
     "at": _strict(_at),
     "len": _strict(len),
+    "count": _strict(lambda items, item: items.count(item)),
     "if": _if,
 }

@@ -104,6 +104,11 @@ class LatentAttentionSpec:
         for name in ("num_heads", "kv_rank", "nope_dim", "rope_dim", "v_dim"):
             require(getattr(self, name) > 0, name, "at least 1", getattr(self, name))
 
+    @property
+    def key_width(self) -> int:
+        """How many numbers the cache keeps for a token."""
+        return self.kv_rank + self.rope_dim
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSpec:

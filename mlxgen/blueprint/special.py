@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mlxgen.blueprint.ffn import MlpSpec, MoeSpec
-from mlxgen.blueprint.mixers import AttentionSpec
+from mlxgen.blueprint.mixers import AttentionSpec, LatentAttentionSpec
 from mlxgen.blueprint.norms import NormSpec
 from mlxgen.errors import require
 
@@ -14,19 +15,19 @@ from mlxgen.errors import require
 class BitNetAttentionSpec(AttentionSpec):
     """Attention with a norm before the output projection (arXiv:2402.17764).
 
-    rounded: what goes into the projections is rounded to 8 bits.
+    rounding: what goes into the projections is rounded to 8 bits; weights: and their weights to -1, 0 and 1 times a scale.
     """
 
     norm: NormSpec
-    rounded: bool = False
+    rounding: Literal["none", "inputs", "weights"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitNetMlpSpec(MlpSpec):
-    """Feed-forward block with a norm before the down projection (arXiv:2402.17764), `rounded` likewise."""
+    """Feed-forward block with a norm before the down projection (arXiv:2402.17764); `rounding` as in its attention."""
 
     norm: NormSpec
-    rounded: bool = False
+    rounding: Literal["none", "inputs", "weights"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +63,29 @@ class Gemma4MoeSpec(MoeSpec):
     norm: NormSpec
 
 
+@dataclass(frozen=True, kw_only=True)
+class IndexedAttentionSpec(LatentAttentionSpec):
+    """Latent attention over the `index_top_k` keys that score best in an indexer of `index_heads` heads (DeepSeek-V3.2)."""
+
+    index_heads: int
+    index_dim: int
+    index_top_k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.q_rank is not None, "q_rank", "given for indexed attention", self.q_rank)
+        require(self.index_top_k > 0, "index_top_k", "at least 1", self.index_top_k)
+
+    @property
+    def key_width(self) -> int:
+        return super().key_width + self.index_dim
+
+
 SPECIAL: dict[str, type] = {
     "bitnet_attention": BitNetAttentionSpec,
     "bitnet_mlp": BitNetMlpSpec,
     "differential_attention": DifferentialAttentionSpec,
     "gemma4_attention": Gemma4AttentionSpec,
     "gemma4_moe": Gemma4MoeSpec,
+    "indexed_attention": IndexedAttentionSpec,
 }

@@ -127,4 +127,4 @@ def _widths(mixer: MixerSpec | None) -> list[int]:
     attention = _with_keys(mixer)
     if isinstance(attention, AttentionSpec):
         return [attention.head_dim, attention.value_dim]
-    return [attention.kv_rank + attention.rope_dim] if attention is not None else []
+    return [attention.key_width] if attention is not None else []

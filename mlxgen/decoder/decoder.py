@@ -21,11 +21,13 @@ from mlxgen.blueprint.special import (
     DifferentialAttentionSpec,
     Gemma4AttentionSpec,
     Gemma4MoeSpec,
+    IndexedAttentionSpec,
 )
 from mlxgen.decoder.attention import Attention
 from mlxgen.decoder.bitnet import BitNetAttention, BitNetMLP
 from mlxgen.decoder.differential_attention import DifferentialAttention
 from mlxgen.decoder.gemma4 import Gemma4Attention, Gemma4MoE
+from mlxgen.decoder.indexed_attention import IndexedAttention
 from mlxgen.decoder.latent_attention import LatentAttention
 from mlxgen.decoder.layer_inputs import LayerInput, LayerInputs
 from mlxgen.decoder.mlp import MLP
@@ -42,6 +44,7 @@ MIXERS: dict[type, type[nn.Module]] = {
     BitNetAttentionSpec: BitNetAttention,
     DifferentialAttentionSpec: DifferentialAttention,
     Gemma4AttentionSpec: Gemma4Attention,
+    IndexedAttentionSpec: IndexedAttention,
     **RECURRENT_MIXERS,
 }
 FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE, BitNetMlpSpec: BitNetMLP, Gemma4MoeSpec: Gemma4MoE}

@@ -45,8 +45,15 @@ class LatentAttention(nn.Module):
 
     def __call__(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
+        return self.attended(x, self.query_latent(x), batch, cache, mask, length)
+
+    def attended(
+        self, x: mx.array, q_latent: mx.array, batch: int, cache: LayerCache, mask: Any, length: int
+    ) -> mx.array:
+        """x [T, hidden] and its `query_latent` -> [T, hidden]."""
         spec = self.spec
-        q = split_heads(self._queries(x), batch, spec.nope_dim + spec.rope_dim)  # [B, H, L, nope + rope]
+        q_proj = self["q_proj"] if spec.q_rank is None else self["q_b_proj"]
+        q = split_heads(q_proj(q_latent), batch, spec.nope_dim + spec.rope_dim)  # [B, H, L, nope + rope]
         q_nope, q_rope = q[..., : spec.nope_dim], q[..., spec.nope_dim :]
         kv = self["kv_a_proj"](x)
         latent = split_heads(self["kv_a_norm"](kv[:, : spec.kv_rank]), batch, spec.kv_rank)  # [B, 1, L, R]
@@ -76,10 +83,9 @@ class LatentAttention(nn.Module):
             q, k, self["unembed_out"](latent), scale=self.spec.scale, mask=mask
         )
 
-    def _queries(self, x: mx.array) -> mx.array:
-        if self.spec.q_rank is None:
-            return self["q_proj"](x)
-        return self["q_b_proj"](self["q_a_norm"](self["q_a_proj"](x)))
+    def query_latent(self, x: mx.array) -> mx.array:
+        """x [T, hidden] -> what queries are made of: a latent vector [T, q_rank], or x itself."""
+        return x if self.spec.q_rank is None else self["q_a_norm"](self["q_a_proj"](x))
 
     def _rotated(self, x: mx.array, cache: LayerCache, length: int) -> mx.array:
         if self.rope is None:
