@@ -13,8 +13,9 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.checkpoint.block_ops import FlatExperts, FusedExperts, SplitLatent
-from mlxgen.checkpoint.recurrent_ops import Join, Move, ScaleRows, UnitAxes
+from mlxgen.checkpoint.recurrent_ops import FixedDecay, Join, Move, ScaleRows, UnitAxes
 from mlxgen.checkpoint.tensor import Arrays, Op, Shapes, Tensor, Tensors, around
+from mlxgen.checkpoint.ternary import Ternary
 from mlxgen.errors import ConfigError, WeightsError
 from mlxgen.schema import parse
 
@@ -307,8 +308,10 @@ _OPS: dict[str | None, type[Any]] = {
     "fused_experts": FusedExperts,
     "flat_experts": FlatExperts,
     "split_latent": SplitLatent,
+    "ternary": Ternary,
     "unit_axes": UnitAxes,
     "join": Join,
     "move": Move,
+    "fixed_decay": FixedDecay,
     "scale_rows": ScaleRows,
 }

@@ -135,3 +135,29 @@ class ScaleRows:
         factors = mx.concatenate([mx.full((rows,), factor) for rows, factor in zip(self.rows, by, strict=True)])
         factors = factors.reshape(-1, *[1] * (array.ndim - 1))
         return (array.astype(mx.float32) * factors).astype(array.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedDecay:
+    """Decays that the architecture fixes and a checkpoint stores all the same: `tensor` [H, 1, 1], one for each head.
+
+    They are 2^(-8h/H) for head h, times a factor that falls from 1 to 0 over `layers`. A file that says something else
+    is refused, as it is no checkpoint of this architecture.
+    """
+
+    tensor: str
+    layers: int
+
+    def load(self, tensors: Tensors, shapes: Shapes) -> Tensors:
+        stored = [name for name in tensors if name.endswith(f".{self.tensor}")]
+        for name in stored:
+            values = tensors[name].load().astype(mx.float32).flatten()
+            layer, heads = int(name.split(".")[1]), values.size
+            scale = 1 - layer / (self.layers - 1 + 1e-5) + 1e-5
+            wanted = mx.power(2.0, mx.arange(1, heads + 1) * (-8 / heads)) * scale
+            if not mx.allclose(values, wanted, rtol=1e-2, atol=1e-6):  # they may have been rounded to bfloat16
+                raise WeightsError(f"{name} must hold the decays that this architecture fixes, but holds others.")
+        return {name: tensor for name, tensor in tensors.items() if name not in stored}
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return arrays

@@ -27,6 +27,8 @@ def test_logits_and_greedy_decoding_equal_the_reference(case, style, tmp_path):
     error = np.abs(logits - want["logits"]).max() / np.abs(want["logits"]).max()
     assert error < TOLERANCE
 
+    if "greedy" not in want:  # the reference can't decode this one
+        return
     pipeline = mlxgen.load(f"model={folder}", "tokenizer=none", "sampler=greedy", "prefill_chunk=7")
     pipeline._eos_ids = frozenset()  # the reference decoded without an end
     got = pipeline.generate(want["tokens"][:20].tolist(), max_tokens=16).tokens
