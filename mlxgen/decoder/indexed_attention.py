@@ -44,15 +44,15 @@ class Indexer(nn.Module):
 
     def visible(self, q: mx.array, keys: mx.array, x: mx.array, mask: Any) -> Any:
         """The mask of the best `index_top_k` keys [B, 1, L, S], q [B, H, L, D], keys [B, 1, S, D], x [T, hidden]."""
-        B, _, L, D = q.shape
-        S, top_k = keys.shape[2], self.spec.index_top_k
-        if S <= top_k:
+        B, _, L, _ = q.shape
+        seen, top_k = keys.shape[2], self.spec.index_top_k
+        if seen <= top_k:
             return mask
         scores = mx.maximum(q.astype(mx.float32) @ keys.astype(mx.float32).swapaxes(-1, -2), 0)
         weights = split_heads(self.weights_proj(x).astype(mx.float32), B, 1)  # [B, H, L, 1]
         scores = (scores * weights).sum(axis=1, keepdims=True)  # constant factors do not change the order
         if isinstance(mask, str):  # "causal": the new tokens are the last L of S
-            mask = mx.arange(S - L, S)[:, None] >= mx.arange(S)
+            mask = mx.arange(seen - L, seen)[:, None] >= mx.arange(seen)
         if mask is not None:
             scores = mx.where(mask, scores, -mx.inf)
         best = mx.argpartition(-scores, top_k - 1, axis=-1)[..., :top_k]

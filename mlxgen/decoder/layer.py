@@ -1,0 +1,119 @@
+"""One layer of a decoder: a mixer, a feed-forward block, and the norms around them.
+
+Shapes: B batch, L tokens, T = B * L rows, hidden the width of the residual stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxgen.blueprint.mixers import attention_of, recurrent_of
+from mlxgen.blueprint.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
+from mlxgen.blueprint.special import (
+    BitNetAttentionSpec,
+    BitNetMlpSpec,
+    DifferentialAttentionSpec,
+    DynamicMaskAttentionSpec,
+    Gemma4AttentionSpec,
+    Gemma4MoeSpec,
+    IndexedAttentionSpec,
+)
+from mlxgen.decoder.attention import Attention
+from mlxgen.decoder.bitnet import BitNetAttention, BitNetMLP
+from mlxgen.decoder.differential_attention import DifferentialAttention
+from mlxgen.decoder.dynamic_mask_attention import DynamicMaskAttention
+from mlxgen.decoder.gemma4 import Gemma4Attention, Gemma4MoE
+from mlxgen.decoder.indexed_attention import IndexedAttention
+from mlxgen.decoder.latent_attention import LatentAttention
+from mlxgen.decoder.layer_inputs import LayerInput
+from mlxgen.decoder.mlp import MLP
+from mlxgen.decoder.moe import MoE
+from mlxgen.decoder.norm import build_norm
+from mlxgen.decoder.recurrent import RECURRENT_MIXERS
+from mlxgen.protocols import LayerCache
+
+MIXERS: dict[type, type[nn.Module]] = {
+    AttentionSpec: Attention,
+    LatentAttentionSpec: LatentAttention,
+    BitNetAttentionSpec: BitNetAttention,
+    DifferentialAttentionSpec: DifferentialAttention,
+    DynamicMaskAttentionSpec: DynamicMaskAttention,
+    Gemma4AttentionSpec: Gemma4Attention,
+    IndexedAttentionSpec: IndexedAttention,
+    **RECURRENT_MIXERS,
+}
+FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE, BitNetMlpSpec: BitNetMLP, Gemma4MoeSpec: Gemma4MoE}
+
+
+class DecoderLayer(nn.Module):
+    """A mixer, then a feed-forward block, each added to the residual stream."""
+
+    def __init__(self, spec: LayerSpec, hidden_size: int):
+        super().__init__()
+        attention, recurrent = attention_of(spec.mixer), recurrent_of(spec.mixer)
+        if attention is not None:
+            self.self_attn = MIXERS[type(attention)](attention, hidden_size)
+        if recurrent is not None:
+            self.mixer = MIXERS[type(recurrent)](recurrent, hidden_size)
+        if spec.mixer is not None:
+            self.attn_in_norm = build_norm(spec.attn_in_norm, hidden_size)
+        if spec.ffn is not None:
+            self.mlp = FFNS[type(spec.ffn)](spec.ffn, hidden_size)
+            if not spec.shared_in_norm:
+                self.mlp_in_norm = build_norm(spec.mlp_in_norm, hidden_size)
+        if spec.attn_out_norm is not None:
+            self.attn_out_norm = build_norm(spec.attn_out_norm, hidden_size)
+        if spec.mlp_out_norm is not None:
+            self.mlp_out_norm = build_norm(spec.mlp_out_norm, hidden_size)
+        if spec.layer_input is not None:
+            self.layer_input = LayerInput(spec.layer_input, hidden_size)
+        if spec.stream_gains:
+            self.attn_gain, self.mlp_gain = mx.ones((hidden_size,)), mx.ones((hidden_size,))
+        if spec.scaled:
+            self.layer_scale = mx.ones((1,))
+        self.spec = spec
+        self.mask_kind = (attention.window, attention.chunk) if attention is not None else None
+
+    def __call__(
+        self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int, layer_input: mx.array | None = None
+    ) -> mx.array:
+        """x [T, hidden] -> [T, hidden]; `layer_input` is what this layer alone reads besides."""
+        if self.spec.parallel:
+            return self._parallel(x, batch, cache, mask, length)
+        if self.spec.mixer is None:
+            cache.write((), x.shape[0] // batch)  # nothing to remember, but the tokens are counted
+        else:
+            h = self["attn_in_norm"](x)
+            x = self._add(x, h, self._mixed(h, batch, cache, mask, length), "attn")
+        if "mlp" in self:
+            h = self["mlp_in_norm"](x)
+            x = self._add(x, h, self["mlp"](h), "mlp")
+        if layer_input is not None:
+            x = x + self["layer_input"](x, layer_input)
+        return x * self["layer_scale"] if self.spec.scaled else x
+
+    def _mixed(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
+        """x [T, hidden] through the layer's mixer, or the sum of its two."""
+        names = [name for name in ("self_attn", "mixer") if name in self]
+        outputs = [self[name](x, batch, cache, mask, length) for name in names]
+        return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
+
+    def _add(self, x: mx.array, h: mx.array, y: mx.array, block: str) -> mx.array:
+        """The stream x plus y, what a block made of the normalized stream h."""
+        scale, out_norm = self.spec.residual_scale, f"{block}_out_norm"
+        if self.spec.stream_gains:
+            x = x * self[f"{block}_gain"]
+        if out_norm in self and not self.spec.norm_stream:
+            y = self[out_norm](y)
+        x = (h if self.spec.norm_stream else x) + (y if scale == 1.0 else y * scale)
+        return self[out_norm](x) if out_norm in self and self.spec.norm_stream else x
+
+    def _parallel(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
+        """Mixer and feed-forward block both read the layer's input."""
+        normed = self["attn_in_norm"](x)
+        attn = self._mixed(normed, batch, cache, mask, length)
+        mlp = self["mlp"](normed if self.spec.shared_in_norm else self["mlp_in_norm"](x))
+        return x + (attn + mlp) * self.spec.residual_scale
