@@ -96,6 +96,7 @@ class LayerSpec:
     shared_in_norm: bool = False  # in a parallel layer, the feed-forward block reads the mixer's normalized input
     norm_stream: bool = False  # norms change the stream itself: x = in(x), then x = out(x + mixer(x)), and so on
     parallel: bool = False
+    stream_gains: bool = False  # the stream is multiplied by learned numbers before each sum (Doge)
     residual_scale: float = 1.0
     layer_input: LayerInputSpec | None = None
     scaled: bool = False  # a learned number multiplies what leaves the layer

@@ -81,10 +81,22 @@ class IndexedAttentionSpec(LatentAttentionSpec):
         return super().key_width + self.index_dim
 
 
+@dataclass(frozen=True, kw_only=True)
+class DynamicMaskAttentionSpec(AttentionSpec):
+    """Attention to the `keep` keys that want it most, by a number that their values say (Doge)."""
+
+    keep: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.keep > 0, "keep", "at least 1", self.keep)
+
+
 SPECIAL: dict[str, type] = {
     "bitnet_attention": BitNetAttentionSpec,
     "bitnet_mlp": BitNetMlpSpec,
     "differential_attention": DifferentialAttentionSpec,
+    "dynamic_mask_attention": DynamicMaskAttentionSpec,
     "gemma4_attention": Gemma4AttentionSpec,
     "gemma4_moe": Gemma4MoeSpec,
     "indexed_attention": IndexedAttentionSpec,

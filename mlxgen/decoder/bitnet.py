@@ -15,11 +15,26 @@ from mlxgen.decoder.norm import build_norm
 
 
 class RoundedLinear(nn.Linear):
-    """A linear map of what is left of its input in 8 bits: whole multiples of the row's largest element / 127."""
+    """A linear map of what is left of its input in 8 bits: whole multiples of the row's largest element / 127.
+
+    weights: what is left of the weights, too, is -1, 0 or 1 times their mean magnitude.
+    """
+
+    def __init__(self, input_dims: int, output_dims: int, bias: bool, weights: bool):
+        super().__init__(input_dims, output_dims, bias)
+        self.weights = weights
 
     def __call__(self, x: mx.array) -> mx.array:
         scale = 127 / mx.maximum(mx.abs(x).max(axis=-1, keepdims=True), 1e-5).astype(mx.float32)
-        return super().__call__((mx.clip(mx.round(x * scale), -128, 127) / scale).astype(x.dtype))
+        x = (mx.clip(mx.round(x * scale), -128, 127) / scale).astype(x.dtype)
+        y = x @ (ternary(self["weight"]) if self.weights else self["weight"]).T
+        return y + self["bias"] if "bias" in self else y
+
+
+def ternary(weight: mx.array) -> mx.array:
+    """The nearest of -1, 0 and 1 times the mean magnitude, for each weight."""
+    scale = mx.maximum(mx.abs(weight.astype(mx.float32)).mean(), 1e-5)
+    return (mx.clip(mx.round(weight / scale), -1, 1) * scale).astype(weight.dtype)
 
 
 class BitNetAttention(Attention):
@@ -28,8 +43,7 @@ class BitNetAttention(Attention):
     def __init__(self, spec: BitNetAttentionSpec, hidden_size: int):
         super().__init__(spec, hidden_size)
         self.out_norm = build_norm(spec.norm, spec.num_heads * spec.value_dim)
-        if spec.rounded:
-            _round_inputs(self)
+        _round(self, spec.rounding)
 
     def project_out(self, out: mx.array) -> mx.array:
         return super().project_out(self["out_norm"](out))
@@ -41,15 +55,14 @@ class BitNetMLP(MLP):
     def __init__(self, spec: BitNetMlpSpec, hidden_size: int):
         super().__init__(spec, hidden_size)
         self.down_norm = build_norm(spec.norm, spec.width)
-        if spec.rounded:
-            _round_inputs(self)
+        _round(self, spec.rounding)
 
     def project_down(self, x: mx.array) -> mx.array:
         return super().project_down(self["down_norm"](x))
 
 
-def _round_inputs(block: nn.Module) -> None:
-    for name, module in block.items():
-        if isinstance(module, nn.Linear):
+def _round(block: nn.Module, rounding: str) -> None:
+    for name, module in list(block.items()):
+        if isinstance(module, nn.Linear) and rounding != "none":
             out, into = module.weight.shape
-            block[name] = RoundedLinear(into, out, bias="bias" in module)
+            block[name] = RoundedLinear(into, out, bias="bias" in module, weights=rounding == "weights")
