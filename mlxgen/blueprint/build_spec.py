@@ -88,6 +88,8 @@ class _Builder:
         path = f"layers[{index}]"
         node = self.evaluator.tree(self.tree["layer"], path)
         norms = {f"{k}_norm": self._norm(v) for k, v in node.pop("norms").items()}
+        if altup := node.get("altup"):
+            node["altup"] = {**altup, "norm": self._norm(altup["norm"])}
         if extra := node.get("layer_input"):
             activation = self._activation(extra["activation"])
             node["layer_input"] = {**extra, "norm": self._norm(extra["norm"]), "activation": activation}

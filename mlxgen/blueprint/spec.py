@@ -32,6 +32,7 @@ from mlxgen.blueprint.recurrent import (
 from mlxgen.errors import require
 
 __all__ = [
+    "AltUpSpec",
     "AttentionSpec",
     "ClampSpec",
     "DecoderSpec",
@@ -80,6 +81,24 @@ class LayerInputsSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AltUpSpec:
+    """`streams` residual streams instead of one, of which the layers compute number `active` (arXiv:2301.13310).
+
+    scaled: what the layer's own input is combined with is scaled by a learned vector. laurel_rank: of a residual branch
+    beside the mixer (arXiv:2411.07501).
+    """
+
+    streams: int
+    active: int
+    scaled: bool
+    laurel_rank: int
+    norm: NormSpec
+
+    def __post_init__(self) -> None:
+        require(0 <= self.active < self.streams, "active", f"below streams ({self.streams})", self.active)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One decoder layer: x + out(mixer(in(x))), then x + out(ffn(in(x))). A missing norm is the identity.
 
@@ -100,6 +119,7 @@ class LayerSpec:
     residual_scale: float = 1.0
     layer_input: LayerInputSpec | None = None
     scaled: bool = False  # a learned number multiplies what leaves the layer
+    altup: AltUpSpec | None = None  # the same in all layers
 
 
 @dataclass(frozen=True, kw_only=True)

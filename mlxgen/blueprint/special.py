@@ -15,7 +15,7 @@ from mlxgen.errors import require
 class BitNetAttentionSpec(AttentionSpec):
     """Attention with a norm before the output projection (arXiv:2402.17764).
 
-    rounding: what goes into the projections is rounded to 8 bits; weights: and their weights to -1, 0 and 1 times a scale.
+    rounding: inputs of the projections are rounded to 8 bits; weights: and their weights to -1, 0 and 1 times a scale.
     """
 
     norm: NormSpec
@@ -92,6 +92,17 @@ class DynamicMaskAttentionSpec(AttentionSpec):
         require(self.keep > 0, "keep", "at least 1", self.keep)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SparseMlpSpec(MlpSpec):
+    """Feed-forward block in which about a share of `sparsity` of the gate is cut off (Gemma 3n)."""
+
+    sparsity: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.sparsity < 1, "sparsity", "between 0 and 1", self.sparsity)
+
+
 SPECIAL: dict[str, type] = {
     "bitnet_attention": BitNetAttentionSpec,
     "bitnet_mlp": BitNetMlpSpec,
@@ -100,4 +111,5 @@ SPECIAL: dict[str, type] = {
     "gemma4_attention": Gemma4AttentionSpec,
     "gemma4_moe": Gemma4MoeSpec,
     "indexed_attention": IndexedAttentionSpec,
+    "sparse_mlp": SparseMlpSpec,
 }

@@ -15,6 +15,7 @@ import mlx.nn as nn
 
 from mlxgen.blueprint.mixers import attention_of
 from mlxgen.blueprint.spec import DecoderSpec
+from mlxgen.decoder.gemma3n import AltUpLayer, Streams
 from mlxgen.decoder.layer import DecoderLayer
 from mlxgen.decoder.layer_inputs import LayerInputs
 from mlxgen.decoder.norm import build_norm
@@ -35,7 +36,9 @@ class Decoder(nn.Module):
         self.embed_norm = build_norm(spec.embed_norm, spec.hidden_size)
         if spec.layer_inputs is not None:
             self.layer_inputs = LayerInputs(spec.layer_inputs, len(spec.layers), spec.hidden_size)
-        self.layers = [DecoderLayer(layer, spec.hidden_size) for layer in spec.layers]
+        self.layers = [(AltUpLayer if s.altup else DecoderLayer)(s, spec.hidden_size) for s in spec.layers]
+        if spec.layers[0].altup is not None:
+            self.streams = Streams(spec.layers[0].altup, spec.hidden_size)
         self.final_norm = build_norm(spec.final_norm, spec.hidden_size)
         if not spec.tie_head:
             self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=spec.head_bias)
@@ -64,12 +67,16 @@ class Decoder(nn.Module):
         if length is None:
             length = offset + L if isinstance(offset, int) else L
         inputs = self.layer_inputs(tokens, x) if spec.layer_inputs is not None else [None] * len(self.layers)
+        if "streams" in self:
+            x = self.streams.split(x)
         masks: dict[Any, Any] = {None: None}  # layers that see alike share one mask
         caches = share_keys(spec.layers, caches)
         for layer, cache, layer_input in zip(self.layers, caches, inputs, strict=True):
             if layer.mask_kind not in masks:
                 masks[layer.mask_kind] = cache.make_mask(L)
             x = layer(x, B, cache, masks[layer.mask_kind], length, layer_input)
+        if "streams" in self:
+            x = self.streams.merge(x)
         return self.final_norm(x).reshape(B, L, -1)
 
     def logits(self, hidden: mx.array) -> mx.array:

@@ -20,6 +20,7 @@ from mlxgen.blueprint.special import (
     Gemma4AttentionSpec,
     Gemma4MoeSpec,
     IndexedAttentionSpec,
+    SparseMlpSpec,
 )
 from mlxgen.decoder.attention import Attention
 from mlxgen.decoder.bitnet import BitNetAttention, BitNetMLP
@@ -33,6 +34,7 @@ from mlxgen.decoder.mlp import MLP
 from mlxgen.decoder.moe import MoE
 from mlxgen.decoder.norm import build_norm
 from mlxgen.decoder.recurrent import RECURRENT_MIXERS
+from mlxgen.decoder.sparse_mlp import SparseMLP
 from mlxgen.protocols import LayerCache
 
 MIXERS: dict[type, type[nn.Module]] = {
@@ -45,7 +47,7 @@ MIXERS: dict[type, type[nn.Module]] = {
     IndexedAttentionSpec: IndexedAttention,
     **RECURRENT_MIXERS,
 }
-FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE, BitNetMlpSpec: BitNetMLP, Gemma4MoeSpec: Gemma4MoE}
+FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE, BitNetMlpSpec: BitNetMLP, Gemma4MoeSpec: Gemma4MoE, SparseMlpSpec: SparseMLP}
 
 
 class DecoderLayer(nn.Module):

@@ -28,6 +28,7 @@ class LayerInputs(nn.Module):
     def __call__(self, tokens: mx.array, x: mx.array) -> list[mx.array]:
         """tokens [B, L] and their embeddings x [T, hidden] -> N times [T, P]."""
         rows, width = x.shape[0], self.spec.width
+        tokens = mx.where(tokens < self.spec.vocab_size, tokens, 0)  # the table may lack the last ones
         from_table = self.table(tokens).reshape(rows, self.num_layers, width) * math.sqrt(width)
         projected = (self.projection(x) * x.shape[1] ** -0.5).reshape(rows, self.num_layers, width)
         inputs = (self.norm(projected) + from_table) * math.sqrt(0.5)
