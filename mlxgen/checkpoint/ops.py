@@ -80,17 +80,13 @@ class Split:
         return replace(tensor, shape=result, load=load)
 
     def save(self, arrays: Arrays) -> Arrays:
-        out: Arrays = {}
-        joined: set[str] = set()
+        out, whole = dict(arrays), {}
         for name in arrays:
             before, found, suffix = around(name, self.into[0])
             parts = [f"{before}{part}{suffix}" for part in self.into]
-            if found and all(part in arrays for part in parts):
-                out[f"{before}{self.source}{suffix}"] = self._joined([arrays[part] for part in parts])
-                joined.update(parts)
-            elif name not in joined:
-                out[name] = arrays[name]
-        return {name: array for name, array in out.items() if name not in joined}
+            if found and all(part in arrays for part in parts):  # the first part may have the name of the whole
+                whole[f"{before}{self.source}{suffix}"] = self._joined([out.pop(part) for part in parts])
+        return out | whole
 
     def _joined(self, parts: list[mx.array]) -> mx.array:
         axis, shape = self.axis, parts[0].shape

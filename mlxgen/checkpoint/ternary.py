@@ -1,7 +1,7 @@
 """BitNet's checkpoints: weights of -1, 0 and 1, four in a byte, and one scale for each matrix.
 
-Format: transformers integrations/bitnet. Byte r of a column holds rows r, r + R, r + 2R and r + 3R of R bytes, each plus
-1, from the lowest bits on.
+Format: transformers integrations/bitnet. Byte r of R in a column holds rows r, r + R, r + 2R and r + 3R, each plus 1,
+from the lowest bits on.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ternary:
             scale = mx.maximum(mx.abs(array).max(), 1e-20)
             signs = array / scale
             if array.shape[0] % 4 or mx.abs(signs - mx.round(signs)).max().item() > 0.01:
-                raise WeightsError(f"{name} must hold -1, 0 and 1 times one scale to be stored as BitNet's checkpoints do.")
+                raise WeightsError(f"{name} must hold -1, 0 and 1 times one scale to be stored in BitNet's format.")
             parts = mx.split((mx.round(signs) + 1).astype(mx.uint8), 4)
             out[name] = sum(part << shift for part, shift in zip(parts[1:], _SHIFTS[1:], strict=True)) + parts[0]
             out[f"{name}_scale"] = (1 / scale if self.divided else scale).astype(array.dtype)[None]

@@ -1,4 +1,4 @@
-"""BitNet b1.58 (arXiv:2402.17764): projections with weights of -1, 0 and 1 times a scale, norms before the last of them.
+"""BitNet b1.58 (arXiv:2402.17764): weights of -1, 0 and 1 times a scale, and norms before the last projections.
 
 Reference: transformers models/bitnet and integrations/bitnet.
 """

@@ -37,7 +37,7 @@ class DifferentialAttention(Attention):
         return self.pair_norm(difference) * (1 - self.lambda_init)
 
     def _lambda(self) -> mx.array:
-        one, two = (
-            mx.exp((self[f"lambda_q{i}"].astype(mx.float32) * self[f"lambda_k{i}"].astype(mx.float32)).sum()) for i in (1, 2)
-        )
-        return one - two + self.lambda_init
+        def factor(i: int) -> mx.array:
+            return mx.exp((self[f"lambda_q{i}"].astype(mx.float32) * self[f"lambda_k{i}"].astype(mx.float32)).sum())
+
+        return factor(1) - factor(2) + self.lambda_init
