@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mlxgen.blueprint.ffn import MlpSpec, MoeSpec
+from mlxgen.blueprint.ffn import MlpSpec, MoeSpec, RouterSpec
 from mlxgen.blueprint.mixers import AttentionSpec, LatentAttentionSpec
 from mlxgen.blueprint.norms import NormSpec
 from mlxgen.errors import require
@@ -103,6 +103,25 @@ class SparseMlpSpec(MlpSpec):
         require(0 < self.sparsity < 1, "sparsity", "between 0 and 1", self.sparsity)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertAttentionSpec(AttentionSpec):
+    """Attention whose queries come from `top_k` of `num_experts` experts, `num_kv_heads` heads from each (JetMoE)."""
+
+    num_experts: int
+    top_k: int
+    router: RouterSpec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = f"num_kv_heads * top_k ({self.num_kv_heads} * {self.top_k})"
+        require(self.num_heads == self.num_kv_heads * self.top_k, "num_heads", rule, self.num_heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasedMoeSpec(MoeSpec):
+    """Mixture of experts with a bias behind the sum (JetMoE)."""
+
+
 SPECIAL: dict[str, type] = {
     "bitnet_attention": BitNetAttentionSpec,
     "bitnet_mlp": BitNetMlpSpec,
@@ -112,4 +131,6 @@ SPECIAL: dict[str, type] = {
     "gemma4_moe": Gemma4MoeSpec,
     "indexed_attention": IndexedAttentionSpec,
     "sparse_mlp": SparseMlpSpec,
+    "expert_attention": ExpertAttentionSpec,
+    "biased_moe": BiasedMoeSpec,
 }

@@ -13,10 +13,12 @@ import mlx.nn as nn
 from mlxgen.blueprint.mixers import attention_of, recurrent_of
 from mlxgen.blueprint.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
 from mlxgen.blueprint.special import (
+    BiasedMoeSpec,
     BitNetAttentionSpec,
     BitNetMlpSpec,
     DifferentialAttentionSpec,
     DynamicMaskAttentionSpec,
+    ExpertAttentionSpec,
     Gemma4AttentionSpec,
     Gemma4MoeSpec,
     IndexedAttentionSpec,
@@ -28,6 +30,7 @@ from mlxgen.decoder.differential_attention import DifferentialAttention
 from mlxgen.decoder.dynamic_mask_attention import DynamicMaskAttention
 from mlxgen.decoder.gemma4 import Gemma4Attention, Gemma4MoE
 from mlxgen.decoder.indexed_attention import IndexedAttention
+from mlxgen.decoder.jetmoe import BiasedMoE, ExpertAttention
 from mlxgen.decoder.latent_attention import LatentAttention
 from mlxgen.decoder.layer_inputs import LayerInput
 from mlxgen.decoder.mlp import MLP
@@ -45,9 +48,17 @@ MIXERS: dict[type, type[nn.Module]] = {
     DynamicMaskAttentionSpec: DynamicMaskAttention,
     Gemma4AttentionSpec: Gemma4Attention,
     IndexedAttentionSpec: IndexedAttention,
+    ExpertAttentionSpec: ExpertAttention,
     **RECURRENT_MIXERS,
 }
-FFNS: dict[type, type[nn.Module]] = {MlpSpec: MLP, MoeSpec: MoE, BitNetMlpSpec: BitNetMLP, Gemma4MoeSpec: Gemma4MoE, SparseMlpSpec: SparseMLP}
+FFNS: dict[type, type[nn.Module]] = {
+    MlpSpec: MLP,
+    MoeSpec: MoE,
+    BitNetMlpSpec: BitNetMLP,
+    Gemma4MoeSpec: Gemma4MoE,
+    SparseMlpSpec: SparseMLP,
+    BiasedMoeSpec: BiasedMoE,
+}
 
 
 class DecoderLayer(nn.Module):
