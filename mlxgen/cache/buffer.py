@@ -5,6 +5,7 @@ Shapes: B rows, K heads, S tokens, D head_dim. Slots are in the order in which t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -40,6 +41,20 @@ class Buffer(Protocol):
 
     def copy(self) -> Any: ...
 
+    @property
+    def batch_key(self) -> Any:
+        """Buffers with equal keys can be stacked."""
+        ...
+
+    @classmethod
+    def stack(cls, buffers: Sequence[Any]) -> Any:
+        """One buffer of many rows, all ending with the same slot: shorter ones are padded in front."""
+        ...
+
+    def row(self, index: int, padding: int) -> Any:
+        """One row as a buffer of its own, without the `padding` in front of it."""
+        ...
+
 
 class NoBuffer:
     """Keeps nothing: for the values of latent attention, which are a part of its keys."""
@@ -58,6 +73,15 @@ class NoBuffer:
         pass
 
     def copy(self) -> NoBuffer:
+        return self
+
+    batch_key = ("none",)
+
+    @classmethod
+    def stack(cls, buffers: Sequence[NoBuffer]) -> NoBuffer:
+        return buffers[0]
+
+    def row(self, index: int, padding: int) -> NoBuffer:
         return self
 
 
@@ -107,6 +131,32 @@ class DenseBuffer:
         """Shares the array: writing to one of the two makes MLX copy it."""
         other = DenseBuffer()
         other._data, other.size = self._data if self._data is None else self._data[:], self.size
+        return other
+
+    batch_key = ("dense",)
+
+    @classmethod
+    def stack(cls, buffers: Sequence[DenseBuffer]) -> DenseBuffer:
+        other, longest = cls(), max(b.size for b in buffers)
+        filled = next((b for b in buffers if b.size), None)
+        if filled is None:
+            return other
+        _, K, _, D = filled._used().shape
+        parts = []
+        for buffer in buffers:
+            gap = longest - buffer.size
+            if gap:
+                parts_ = [mx.zeros((1, K, gap, D), filled._used().dtype)]
+                parts.append(mx.concatenate([*parts_, buffer._used()] if buffer.size else parts_, axis=2))
+            else:
+                parts.append(buffer._used())
+        other._data, other.size = mx.concatenate(parts, axis=0), longest
+        return other
+
+    def row(self, index: int, padding: int) -> DenseBuffer:
+        other = DenseBuffer()
+        if self.size > padding:
+            other._data, other.size = self._used()[index : index + 1, :, padding:], self.size - padding
         return other
 
     def _used(self) -> mx.array:
@@ -171,6 +221,28 @@ class QuantizedBuffer:
     @property
     def nbytes(self) -> int:
         return self._plain.nbytes + sum(b.nbytes for b in self._packed)
+
+    @property
+    def batch_key(self) -> Any:
+        """Rows that still fill their plain tokens go together, and rows that are past them."""
+        return ("quantized", self.bits, self.group_size, self.start, self._plain.size >= self.start)
+
+    @classmethod
+    def stack(cls, buffers: Sequence[QuantizedBuffer]) -> QuantizedBuffer:
+        first = buffers[0]
+        other = cls(first.bits, first.group_size, first.start)
+        other._dtype = first._dtype
+        other._plain = DenseBuffer.stack([b._plain for b in buffers])
+        other._packed = [DenseBuffer.stack([b._packed[i] for b in buffers]) for i in range(3)]
+        return other
+
+    def row(self, index: int, padding: int) -> QuantizedBuffer:
+        past = self._packed[0].size > 0  # where the padding stands
+        other = QuantizedBuffer(self.bits, self.group_size, self.start)
+        other._dtype = self._dtype
+        other._plain = self._plain.row(index, 0 if past else padding)
+        other._packed = [b.row(index, padding if past else 0) for b in self._packed]
+        return other
 
     def copy(self) -> QuantizedBuffer:
         other = QuantizedBuffer(self.bits, self.group_size, self.start)

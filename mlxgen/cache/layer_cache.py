@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxgen.cache.buffer import Buffer, DenseBuffer
+from mlxgen.cache.buffer import Buffer, DenseBuffer, NoBuffer
 
 Values = mx.array | None  # latent attention has no values besides its keys
 Attention = Callable[[mx.array, mx.array, Values, Any], mx.array]
@@ -55,8 +55,8 @@ class FullCache:
 
     @state.setter
     def state(self, arrays: list[mx.array]) -> None:
-        half = len(arrays) // 2
-        self.keys.state, self.values.state = arrays[:half], arrays[half:]
+        keys = len(arrays) if isinstance(self.values, NoBuffer) else len(arrays) // 2
+        self.keys.state, self.values.state = arrays[:keys], arrays[keys:]
 
     @property
     def counters(self) -> dict[str, int]:
@@ -70,6 +70,11 @@ class FullCache:
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def batch_key(self) -> tuple[Any, ...]:
+        """Caches with equal keys can be batched."""
+        return (self.kind, self.keys.batch_key, self.values.batch_key)
 
     def copy(self) -> FullCache:
         other = FullCache(self.keys.copy(), self.values.copy())
@@ -154,6 +159,10 @@ class WindowCache(FullCache):
             return False
         return self.dropped == 0 or self.keys.size - count - self.sinks >= self.window - 1
 
+    @property
+    def batch_key(self) -> tuple[Any, ...]:
+        return (*super().batch_key, self.window, self.sinks, self.chunked)
+
     def copy(self) -> WindowCache:
         keys, values = self.keys.copy(), self.values.copy()
         other = WindowCache(self.window, self.sinks, keys, values, chunked=self.chunked)
@@ -166,6 +175,7 @@ def _read(buffer: Buffer, slots: list[tuple[int, int]]) -> Values:
     (start, stop), *rest = slots
     if not rest:
         return buffer.read(start)
-    if rest[0][0] == stop:
-        return buffer.read(start)
-    return mx.concatenate([buffer.read(start)[:, :, : stop - start], buffer.read(rest[0][0])], axis=2)
+    whole = buffer.read(start)
+    if whole is None or rest[0][0] == stop:
+        return whole
+    return mx.concatenate([whole[:, :, : stop - start], buffer.read(rest[0][0])], axis=2)

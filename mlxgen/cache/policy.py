@@ -61,7 +61,10 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """Store keys and values with fewer bits, in groups along the head; tokens before `start` stay as they are."""
+    """Store keys and values with fewer bits, in groups along the head; tokens before `start` stay as they are.
+
+    In layers with a window of their own every token is quantized.
+    """
 
     k_bits: int = 8
     v_bits: int = 8
@@ -78,7 +81,7 @@ class Quantized:
         for i, layer in enumerate(spec.layers):
             for dims in _widths(layer.mixer):
                 self._check_width(i, dims)
-        return [layer_cache(layer.mixer, self._buffer(self.k_bits), self._buffer(self.v_bits)) for layer in spec.layers]
+        return [layer_cache(layer.mixer, *(self._buffers(b, layer.mixer) for b in (self.k_bits, self.v_bits))) for layer in spec.layers]
 
     def _check_width(self, layer: int, dims: int) -> None:
         if dims % self.group_size:
@@ -88,8 +91,10 @@ class Quantized:
                 + (f"{fits[-1]} does." if fits else "this model's keys can't be quantized.")
             )
 
-    def _buffer(self, bits: int) -> Callable[[], Buffer]:
-        return lambda: QuantizedBuffer(bits, self.group_size, self.start)
+    def _buffers(self, bits: int, mixer: MixerSpec | None) -> Callable[[], Buffer]:
+        attention = _with_keys(mixer)
+        windowed = attention is not None and (attention.window or attention.chunk) is not None
+        return lambda: QuantizedBuffer(bits, self.group_size, 0 if windowed else self.start)
 
 
 def layer_cache(mixer: MixerSpec | None, keys: Callable[[], Buffer], values: Callable[[], Buffer]) -> Cache:

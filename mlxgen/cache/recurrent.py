@@ -58,6 +58,10 @@ class RecurrentCache:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.state)
 
+    @property
+    def batch_key(self) -> tuple[Any, ...]:
+        return ("recurrent", len(self.state))
+
     def copy(self) -> RecurrentCache:
         other = RecurrentCache()
         other.offset, other.state = self.offset, list(self.state)
@@ -113,6 +117,10 @@ class HybridCache:
     @property
     def nbytes(self) -> int:
         return self.attention.nbytes + self.recurrent.nbytes
+
+    @property
+    def batch_key(self) -> tuple[Any, ...]:
+        return ("hybrid", self.recurrent.batch_key)
 
     def copy(self) -> HybridCache:
         return HybridCache(self.attention.copy(), self.recurrent.copy())
