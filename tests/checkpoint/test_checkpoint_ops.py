@@ -95,8 +95,9 @@ def test_a_quantized_trio_is_split_without_loss():
 
 
 def test_a_part_may_have_the_name_of_the_whole():
-    node = {"op": "split", "source": "self_attn.q_proj", "into": ["self_attn.q_proj", "self_attn.gate_proj"], "groups": 2}
-    shapes = {"layers.0.self_attn.q_proj.weight": (4, 3), "layers.0.self_attn.gate_proj.weight": (4, 3)}
+    into = ["self_attn.q_proj", "self_attn.gate_proj"]
+    node = {"op": "split", "source": "self_attn.q_proj", "into": into, "groups": 2}
+    shapes = {f"layers.0.{part}.weight": (4, 3) for part in into}
     assert_comes_back(node, {"layers.0.self_attn.q_proj.weight": numbers(8, 3)}, shapes)
 
 

@@ -11,7 +11,6 @@ from mlxgen.checkpoint.save import their_arrays
 from mlxgen.config import conf_dir
 from mlxgen.decoder import Decoder
 
-
 # Tensors of which another form is written: a padding row that the authors' code overwrites with zeros, convolutions
 # that transformers cuts into equal parts whatever their sizes.
 OTHERWISE = ("youtu/model.embed_tokens", "olmo_hybrid/q_conv1d", "olmo_hybrid/k_conv1d", "olmo_hybrid/v_conv1d")
