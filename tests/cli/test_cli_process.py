@@ -74,6 +74,7 @@ def test_ctrl_c_while_something_loads_is_quiet_too(start, tmp_path):
     (tmp_path / "slow_part.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
     process = start(*MLXGEN, "trust=[slow_part]", "cache._target_=slow_part.Part", "prompt=Hi")
     assert process.stdout.readline() == b"loading\n"
+    time.sleep(0.3)  # until it sleeps
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (130, b"\nmlxgen: interrupted\n")

@@ -1,6 +1,6 @@
 """A conversation: from a pipe, in a terminal, and what Ctrl-C does to it."""
 
-import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -148,7 +149,7 @@ class Terminal:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb", "INPUTRC": "/dev/null"}
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # it becomes the controlling terminal
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
         )  # fmt: skip
         os.close(theirs)
         self.fd = ours
@@ -160,20 +161,29 @@ class Terminal:
         """Everything up to the first place where the pattern fits; it is taken off the screen."""
         deadline = time.monotonic() + timeout
         while (found := re.search(pattern, self.screen)) is None:
-            assert time.monotonic() < deadline, f"{pattern!r} is not in {self.screen!r}"
-            if select.select([self.fd], [], [], 0.1)[0]:
-                try:
-                    self.screen += os.read(self.fd, 4096).decode(errors="replace").replace("\r\n", "\n")
-                except OSError:  # the other side has gone
-                    assert re.search(pattern, self.screen), f"{pattern!r} is not in {self.screen!r}"
+            assert self._read(deadline), f"{pattern!r} is not in {self.screen!r}"
         shown, self.screen = self.screen[: found.end()], self.screen[found.end() :]
         return shown
 
-    def end(self):
-        with contextlib.suppress(OSError):
-            while data := os.read(self.fd, 4096):
-                self.screen += data.decode(errors="replace")
+    def end(self, timeout=20):
+        """Read the rest; returns the exit code."""
+        deadline = time.monotonic() + timeout
+        while self._read(deadline):
+            pass
         return self.process.wait(timeout=20)
+
+    def _read(self, deadline):
+        """What has come, onto the screen; false when the other side has gone."""
+        assert time.monotonic() < deadline, f"timeout after {self.screen!r}"
+        if select.select([self.fd], [], [], 0.1)[0]:
+            try:
+                data = os.read(self.fd, 4096)
+            except OSError:
+                return False
+            if not data:
+                return False
+            self.screen += data.decode(errors="replace").replace("\r\n", "\n")
+        return True
 
 
 BEGUN = r"reading the prompt \.\.\.\r\x1b\[K.*\S"  # the remark has gone, the answer has begun
@@ -233,6 +243,7 @@ def test_a_session_in_a_terminal(terminal):
 def test_ctrl_c_at_the_prompt_ends(terminal):
     screen = terminal()
     screen.wait_for("\n> ")
+    time.sleep(0.3)  # until it waits for a key
     screen.type("\x03")
     assert screen.end() == 130
     assert "Traceback" not in screen.screen
