@@ -22,9 +22,9 @@ RANKS = {
 }
 RANK = {name: rank for rank, names in RANKS.items() for name in names}
 HYDRA_IS_KNOWN_TO = "config"
-MAX_LINES, MAX_FUNCTION_LINES = 300, 50
+MAX_LINES, MAX_FUNCTION_LINES = 330, 50  # "about 300" lines
 # Longer files and functions, each with its reason.
-LONGER = {"mlxgen/checkpoint/ops.py": "one small class for each load-time operation"}
+LONGER: dict[str, str] = {}
 
 
 def name_of(path: Path) -> str:
