@@ -73,7 +73,7 @@ def _root_keys(path: Path) -> list[str]:
     """The keys of config.yaml with their comments."""
     keys = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith((" ", "#", "defaults", "hydra")):
+        if line and not line.startswith((" ", "#", "defaults")):
             value, _, comment = line.partition("#")
             keys.append(f"  {value.strip().replace(': ', '='):<22}{comment.strip()}")
     return keys

@@ -73,7 +73,6 @@ def _keys(chosen: Mapping[str, str], dirs: Sequence[Path]) -> list[str]:
     for entry in tree.pop("defaults"):
         if isinstance(entry, dict):
             chosen = {**entry, **chosen}
-    del tree["hydra"]
     for group in GROUPS:
         tree[group] = read_blueprint(chosen[group], [folder / group for folder in dirs]).tree
     return [path for path, value in leaves(tree) if not isinstance(value, dict) and "_target_" not in path]
