@@ -16,6 +16,7 @@ from mlxgen.blueprint.text_part import text_name
 from mlxgen.checkpoint.names import NameMap
 from mlxgen.checkpoint.ops import build_ops
 from mlxgen.checkpoint.packed import dequantized
+from mlxgen.checkpoint.quantized import decoded
 from mlxgen.checkpoint.tensor import Tensor, Tensors
 from mlxgen.errors import WeightsError
 
@@ -23,8 +24,9 @@ from mlxgen.errors import WeightsError
 class Source(Protocol):
     """What loading needs of an opened checkpoint."""
 
+    config: Mapping[str, Any]
     quantization: Mapping[str, Any] | None
-    tensors: Mapping[str, Any]  # name -> something with a `shape`
+    tensors: Mapping[str, Any]  # name -> something with a `shape` and a `dtype`
     baked: frozenset[str]  # labels of blueprint operations that the file has been through already
 
     def load(self, name: str) -> mx.array: ...
@@ -47,7 +49,7 @@ def load_weights(
     Raises WeightsError naming what is missing, too much or of another shape, before anything is read.
     """
     shapes = {name: value.shape for name, value in tree_flatten(decoder.parameters())}
-    tensors = _renamed(source, rules)
+    tensors = decoded(_renamed(source, rules), source.config, dtype, exact=dequantize)
     for op in build_ops(rules["ops"], source.baked):
         tensors = op.load(tensors, shapes)
     if "lm_head.weight" not in shapes:  # a tied head: what the file has besides the embedding is a copy
@@ -72,6 +74,7 @@ def _renamed(source: Source, rules: Mapping[str, Any]) -> Tensors:
             shape=tuple(info.shape),
             load=_loader(source, name),
             quantization=_quantization(source, name),
+            dtype=str(info.dtype),
         )
     return out
 
@@ -132,6 +135,8 @@ def _check(tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
     if extra:
         raise WeightsError(f"the checkpoint has tensors that this architecture does not use: {_listed(extra)}.")
     for name, shape in shapes.items():
+        if (tensors[name].dtype or "").startswith("float8"):
+            raise WeightsError(f"{name} is stored in 8 bits, but without scales or a `quantization_config` that tells of them.")
         if tuple(tensors[name].shape) != tuple(shape):
             raise WeightsError(f"{name} must have shape {tuple(shape)}, but has {tuple(tensors[name].shape)}.")
 

@@ -11,11 +11,17 @@ import mlx.core as mx
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """A tensor that is known but not read. `quantization` is set on the packed weight of a quantized module."""
+    """A tensor that is known but not read.
+
+    quantization: set on the packed weight of a quantized module. dtype: of what the checkpoint stores, where known.
+    decoded: `load` computes float32 from something else.
+    """
 
     shape: tuple[int, ...]
     load: Callable[[], mx.array]
     quantization: Mapping[str, Any] | None = None
+    dtype: str | None = None
+    decoded: bool = False
 
 
 Tensors = dict[str, Tensor]

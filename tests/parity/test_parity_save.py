@@ -1,5 +1,7 @@
 """What is loaded can be saved: every family's checkpoint comes back, tensor for tensor, under its own names."""
 
+from typing import ClassVar
+
 import mlx.core as mx
 import numpy as np
 import parity_cases as parity
@@ -24,6 +26,7 @@ def written_otherwise(name, key):
 class InMemory:
     """A checkpoint without files."""
 
+    config: ClassVar = {}
     quantization = None
     baked = frozenset()
 
