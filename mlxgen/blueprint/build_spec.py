@@ -124,10 +124,12 @@ class _Builder:
         node = self._template(kind, changes, path)
         rope = node.pop("rope", None)
         if rope:
-            theta = rope.get("theta")  # a layer's own
+            own = {"theta": rope["theta"]} if rope.get("theta") else {}
             node["rope"] = RopeSpec.from_settings(
-                {**rope["settings"], **({"theta": theta} if theta else {})}, dims=rope["dims"], interleaved=rope["interleaved"]
+                {**rope["settings"], **own}, dims=rope["dims"], interleaved=rope["interleaved"]
             )
+        elif self.tree[kind].get("rope") or self.tree["attention"].get("rope"):
+            self.hf.read.add("rope_parameters")  # understood, though no layer may need it
         if node.get("qk_norm"):
             node["qk_norm"] = {**node["qk_norm"], "norm": self._norm(node["qk_norm"].get("norm", True))}
         if "norm" in node:

@@ -90,4 +90,5 @@ class HfConfig:
             rest["original_max_position_embeddings"] = self.raw["original_max_position_embeddings"]
         if rest.get("partial_rotary_factor") is None:
             rest["partial_rotary_factor"] = self.raw.get("partial_rotary_factor")
-        return {"kind": kind, "theta": theta, "context": self.raw.get("max_position_embeddings"), **rest}
+        context = self.get("max_position_embeddings|max_seq_len|n_positions", None)
+        return {"kind": kind, "theta": theta, "context": context, **rest}
