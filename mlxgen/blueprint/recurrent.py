@@ -26,7 +26,7 @@ class RecurrentSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNetSpec(RecurrentSpec):
-    """Gated delta rule (arXiv:2412.06464): a matrix for each head, from keys to values, that forgets and corrects itself.
+    """Gated delta rule (arXiv:2412.06464): a matrix for each head, from keys to values, that decays and is corrected.
 
     decay: one number per head and token, or one per key channel (Kimi Delta Attention, arXiv:2510.26692), then made by
     two projections through `rank` numbers, as is the gate on the output.
@@ -95,7 +95,7 @@ class Mamba2Spec(RecurrentSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvSpec(RecurrentSpec):
-    """Gated short convolution: out(C * conv(B * x)), all three from the layer's input (reference: transformers, LFM2)."""
+    """Gated short convolution: out(C * conv(B * x)), all from the layer's input (reference: transformers, LFM2)."""
 
     conv_width: int
     bias: bool = False

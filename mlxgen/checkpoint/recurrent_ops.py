@@ -55,7 +55,8 @@ class Join:
         for name, tensor in tensors.items():
             before, found, suffix = around(name, self.parts[0])
             if found:
-                out[f"{before}{self.into}{suffix}"] = self._joined([f"{before}{p}{suffix}" for p in self.parts], tensors)
+                parts = [f"{before}{part}{suffix}" for part in self.parts]
+                out[f"{before}{self.into}{suffix}"] = self._joined(parts, tensors)
             elif not any(around(name, part)[1] for part in self.parts):
                 out[name] = tensor
         return out
@@ -109,7 +110,7 @@ def _instead(name: str, old: str, new: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRows:
-    """A linear map each part of whose result is multiplied by its own constant: `rows` and `by` of the parts in order."""
+    """A linear map whose result is multiplied by constants, one for each part of it: `rows` of the parts, and `by`."""
 
     module: str
     rows: tuple[int, ...]

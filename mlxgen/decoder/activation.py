@@ -26,6 +26,11 @@ def gelu_tanh(x: mx.array) -> mx.array:
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+def softplus(x: mx.array) -> mx.array:
+    """ln(1 + e^x)."""
+    return mx.logaddexp(x, 0.0)
+
+
 def relu(x: mx.array) -> mx.array:
     return mx.maximum(x, 0)
 

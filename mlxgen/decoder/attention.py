@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.spec import AttentionSpec, GateSpec, TemperatureSpec
+from mlxgen.decoder.activation import softplus
 from mlxgen.decoder.norm import PerHeadNorm, build_norm
 from mlxgen.decoder.rope import Rope
 from mlxgen.decoder.scores import alibi_slopes, scored_attention
@@ -106,7 +107,7 @@ class Attention(nn.Module):
         assert self.spec.gate is not None
         gate = self["gate_proj"](x)
         if self.spec.gate.activation == "softplus":
-            gate = nn.softplus(gate.astype(mx.float32)).astype(out.dtype)
+            gate = softplus(gate.astype(mx.float32)).astype(out.dtype)
         else:
             gate = mx.sigmoid(gate)
         if self.spec.gate.scope == "element":

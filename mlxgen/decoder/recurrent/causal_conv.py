@@ -35,6 +35,11 @@ class CausalConv(nn.Module):
                 y = y + window[:, k : k + L] * weight[k]
         if "bias" in self:
             y = y + self.bias
-        # Two short pieces, not a slice of the window: that would hold all of a long input's memory.
-        tail = mx.concatenate([tail, x[:, 1 - K :]], axis=1)[:, 1 - K :]
-        return y.astype(x.dtype), tail
+        return y.astype(x.dtype), self._tail(tail, x)
+
+    def _tail(self, tail: mx.array, x: mx.array) -> mx.array:
+        """The last K - 1 inputs. Of a long input they are gathered, as a slice would hold the memory of all of it."""
+        L, kept = x.shape[1], self.width - 1
+        if kept > L:
+            return mx.concatenate([tail[:, L:], x], axis=1)
+        return mx.take(x, mx.arange(L - kept, L), axis=1)

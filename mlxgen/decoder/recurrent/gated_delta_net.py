@@ -1,6 +1,6 @@
 """Gated DeltaNet (arXiv:2412.06464) and Kimi Delta Attention (arXiv:2510.26692).
 
-Shapes: B batch, L new tokens, T = B * L rows, H value heads, N key dim, P value dim.
+Shapes: B batch, L new tokens, T = B * L rows, G key heads, R value heads for each, N key dim, P value dim.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.spec import GatedDeltaNetSpec
-from mlxgen.decoder.activation import silu
+from mlxgen.decoder.activation import silu, softplus
 from mlxgen.decoder.attention import merge_heads, split_heads
 from mlxgen.decoder.recurrent.causal_conv import CausalConv
 from mlxgen.decoder.recurrent.delta_rule import delta_rule
@@ -49,19 +49,23 @@ class GatedDeltaNet(nn.Module):
         self.dt_bias = mx.zeros((H if spec.decay == "head" else H * spec.k_dim,))
         self.o_norm = GatedNorm(spec.norm, spec.v_dim, activation=spec.gate)
         self.o_proj = nn.Linear(self.value_width, hidden_size, bias=False)
+        # A norm over N elements, times these, gives vectors of length 1.
+        self._q_scale, self._k_scale = (mx.full((spec.k_dim,), spec.k_dim**power) for power in (-1.0, -0.5))
         self.fused = False
 
     def __call__(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
         spec, T = self.spec, x.shape[0]
         qkv, gate, beta, decay = self._project(x)
-        tail, state = cache.read() or (None, mx.zeros((batch, spec.num_v_heads, spec.k_dim, spec.v_dim)))
+        tail, state = cache.read() or (None, self._empty(batch))
         qkv, tail = self["conv1d"](qkv.reshape(batch, T // batch, -1), tail)
         q, k, v = self._heads(silu(qkv.reshape(T, -1)), batch)
-        beta = mx.sigmoid(split_heads(beta.astype(mx.float32), batch, 1)) * spec.beta_scale
+        beta = mx.sigmoid(self._grouped(beta.astype(mx.float32), batch, 1))
+        if spec.beta_scale != 1.0:
+            beta = beta * spec.beta_scale
         y, state = delta_rule(q, k, v, self._log_decay(decay, batch), beta, state)
         cache.write((tail, state), T // batch)
-        y = merge_heads(y).reshape(T, spec.num_v_heads, spec.v_dim)
+        y = merge_heads(y.flatten(1, 2)).reshape(T, spec.num_v_heads, spec.v_dim)
         y = self["o_norm"](y, gate.reshape(y.shape))
         return self["o_proj"](y.reshape(T, -1))
 
@@ -81,18 +85,24 @@ class GatedDeltaNet(nn.Module):
         return parts
 
     def _heads(self, qkv: mx.array, batch: int) -> tuple[mx.array, mx.array, mx.array]:
-        """qkv [T, ...] -> q and k [B, H, L, N] of length 1 (q then times N^-1/2), v [B, H, L, P], float32."""
+        """qkv [T, ...] -> q and k [B, G, 1, L, N] of length 1 (q then times N^-1/2), v [B, G, R, L, P], float32."""
         spec, dims = self.spec, self.spec.k_dim
         q, k, v = mx.split(qkv.astype(mx.float32), [self.key_width, 2 * self.key_width], axis=-1)
-        q, k = (mx.fast.rms_norm(split_heads(x, batch, dims), None, _L2_EPSILON / dims) for x in (q, k))
-        q, k = q * (1 / dims), k * dims**-0.5
-        repeats = spec.num_v_heads // spec.num_k_heads
-        if repeats > 1:
-            q, k = mx.repeat(q, repeats, axis=1), mx.repeat(k, repeats, axis=1)
-        return q, k, split_heads(v, batch, spec.v_dim)
+        q = mx.fast.rms_norm(self._grouped(q, batch, dims), self._q_scale, _L2_EPSILON / dims)
+        k = mx.fast.rms_norm(self._grouped(k, batch, dims), self._k_scale, _L2_EPSILON / dims)
+        return q, k, self._grouped(v, batch, spec.v_dim)
+
+    def _grouped(self, x: mx.array, batch: int, dims: int) -> mx.array:
+        """[T, heads * D] -> [B, G, R, L, D]: value heads that share a key head are one group."""
+        x = split_heads(x, batch, dims)
+        return x.reshape(batch, self.spec.num_k_heads, -1, *x.shape[2:])
 
     def _log_decay(self, decay: mx.array, batch: int) -> mx.array:
-        """decay [T, ...] -> the logarithm of what is kept of the memory, [B, H, L, 1 or N]."""
-        steps = nn.softplus(decay.astype(mx.float32) + self.dt_bias)
-        rate = mx.exp(self.A_log.astype(mx.float32))[:, None, None]
-        return -rate * split_heads(steps, batch, steps.shape[-1] // self.spec.num_v_heads)
+        """decay [T, ...] -> the logarithm of what is kept of the memory, [B, G, R, L, 1 or N]."""
+        steps = softplus(decay.astype(mx.float32) + self.dt_bias)
+        rate = -mx.exp(self.A_log.astype(mx.float32)).reshape(self.spec.num_k_heads, -1, 1, 1)
+        return rate * self._grouped(steps, batch, steps.shape[-1] // self.spec.num_v_heads)
+
+    def _empty(self, batch: int) -> mx.array:
+        spec = self.spec
+        return mx.zeros((batch, spec.num_k_heads, spec.num_v_heads // spec.num_k_heads, spec.k_dim, spec.v_dim))

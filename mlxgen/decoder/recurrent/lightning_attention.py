@@ -18,7 +18,7 @@ from mlxgen.protocols import StateCache
 
 
 class LightningAttention(nn.Module):
-    """project -> attend with decay -> norm and gate -> project. The rows of qkv_proj are q, k, v of each head in turn."""
+    """project -> attend with decay -> norm and gate -> project. Rows of qkv_proj: q, k, v head by head."""
 
     def __init__(self, spec: LightningAttentionSpec, hidden_size: int):
         super().__init__()

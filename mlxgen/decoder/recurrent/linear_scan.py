@@ -13,6 +13,9 @@ CHUNK = 64
 
 def linear_scan(a: mx.array, b: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
     """a and b [B, L, ...], state [B, ...] before the first token -> (h [B, L, ...], state after the last)."""
+    if a.shape[1] == 1:
+        h = b + a * state[:, None]
+        return h, h[:, 0]
     chunks = []
     for start in range(0, a.shape[1], CHUNK):
         chunks.append(_scan_chunk(a[:, start : start + CHUNK], b[:, start : start + CHUNK], state))
@@ -24,7 +27,7 @@ def linear_scan(a: mx.array, b: mx.array, state: mx.array) -> tuple[mx.array, mx
 def _scan_chunk(a: mx.array, b: mx.array, state: mx.array) -> mx.array:
     length, step = a.shape[1], 1
     first = b[:, :1] + a[:, :1] * state[:, None]
-    b = mx.concatenate([first, b[:, 1:]], axis=1) if length > 1 else first
+    b = mx.concatenate([first, b[:, 1:]], axis=1)
     while step < length:
         b = mx.concatenate([b[:, :step], b[:, step:] + a[:, step:] * b[:, :-step]], axis=1)
         if 2 * step < length:

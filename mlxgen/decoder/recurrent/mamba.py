@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.spec import MambaSpec
-from mlxgen.decoder.activation import silu
+from mlxgen.decoder.activation import silu, softplus
 from mlxgen.decoder.norm import build_norm
 from mlxgen.decoder.recurrent.causal_conv import CausalConv
 from mlxgen.decoder.recurrent.linear_scan import CHUNK, linear_scan
@@ -45,7 +45,7 @@ class Mamba(nn.Module):
         steps, B, C = mx.split(self["x_proj"](inputs), [spec.rank, -spec.state_dim], axis=-1)
         if spec.norm is not None:
             steps, B, C = self["dt_norm"](steps), self["b_norm"](B), self["c_norm"](C)
-        steps = nn.softplus(self["dt_proj"](steps).astype(mx.float32))
+        steps = softplus(self["dt_proj"](steps).astype(mx.float32))
         y, state = self._scan(inputs, steps, B, C, state)
         cache.write((tail, state), T // batch)
         y = (y + inputs * self.D).astype(gate.dtype).reshape(T, -1)

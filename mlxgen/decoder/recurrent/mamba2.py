@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.spec import Mamba2Spec
-from mlxgen.decoder.activation import silu
+from mlxgen.decoder.activation import silu, softplus
 from mlxgen.decoder.recurrent.causal_conv import CausalConv
 from mlxgen.decoder.recurrent.decaying_attention import decaying_attention
 from mlxgen.decoder.recurrent.gated_norm import GatedNorm
@@ -43,7 +43,9 @@ class Mamba2(nn.Module):
         inputs, k, q = mx.split(silu(xBC).astype(mx.float32), [self.width, -self.group_width], axis=-1)
         inputs = self._by_group(inputs, (G, R, spec.head_dim))
         k, q = (self._by_group(a, (G, 1, spec.state_dim)) for a in (k, q))
-        steps = mx.clip(nn.softplus(steps.astype(mx.float32) + self.dt_bias), *spec.step_limits)
+        steps = softplus(steps.astype(mx.float32) + self.dt_bias)
+        if spec.step_limits != (0.0, float("inf")):
+            steps = mx.clip(steps, *spec.step_limits)
         steps = self._by_group(steps.reshape(batch, T // batch, -1), (G, R, 1))  # [B, G, R, L, 1]
         rate = mx.exp(self.A_log.astype(mx.float32)).reshape(G, R, 1)
         y, state = decaying_attention(q, k, inputs * steps, -rate * steps[..., 0], state)

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.spec import RgLruSpec
-from mlxgen.decoder.activation import build_activation
+from mlxgen.decoder.activation import build_activation, softplus
 from mlxgen.decoder.recurrent.causal_conv import CausalConv
 from mlxgen.decoder.recurrent.linear_scan import linear_scan
 from mlxgen.protocols import StateCache
@@ -60,7 +60,7 @@ class Recurrence(nn.Module):
         blocks = x.reshape(B, L, self.input_gate_weight.shape[0], 1, -1)
         input_gate = mx.sigmoid((blocks @ self.input_gate_weight)[..., 0, :] + self.input_gate_bias)
         recurrent_gate = mx.sigmoid((blocks @ self.recurrent_gate_weight)[..., 0, :] + self.recurrent_gate_bias)
-        rate = nn.softplus(self.recurrent_param.astype(mx.float32)) * -_SHARPNESS
+        rate = softplus(self.recurrent_param.astype(mx.float32)) * -_SHARPNESS
         log_a = recurrent_gate.reshape(B, L, W).astype(mx.float32) * rate
         scale = mx.sqrt(-mx.expm1(2 * log_a))
         if state is None:  # the very first input enters as it is
