@@ -26,7 +26,7 @@ def seen(cli, tiny_checkpoint):
     return run
 
 
-@pytest.mark.parametrize("text", ["你好", "a=b", "true", "</s>", r"C:\new", "${oc.env:HOME}", "[INST] hi", "what's up"])
+@pytest.mark.parametrize("text", ["你好, what's a=b?", r"[INST] C:\new ${oc.env:HOME}</s>", "true"])
 def test_a_prompt_reaches_the_tokenizer_byte_for_byte(seen, text):
     assert seen(f"prompt={text}") == text
 
@@ -38,10 +38,9 @@ def test_piped_text_is_the_prompt_or_added_to_it(seen):
     assert seen("prompt=Hi", stdin=b"") == seen("prompt=Hi", stdin=b" \n") == seen("prompt=Hi") == "Hi"
 
 
-@pytest.mark.parametrize("task", ["generate", "tokenize"])
-@pytest.mark.parametrize("words, stdin", [([], b""), (["prompt=-"], b" \n"), ([], None), (["prompt="], None)])
-def test_an_empty_prompt_is_a_usage_error(cli, task, words, stdin):
-    ran = cli(task, *words, "model=/no/such/folder", stdin=stdin)
+@pytest.mark.parametrize("words, stdin", [([], b""), (["prompt=-"], b" \n"), (["tokenize"], None), (["prompt="], None)])
+def test_an_empty_prompt_is_a_usage_error(cli, words, stdin):
+    ran = cli(*words, "model=/no/such/folder", stdin=stdin)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("mlxgen: `prompt` must not be empty; give prompt='...'")
 

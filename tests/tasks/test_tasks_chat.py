@@ -86,9 +86,14 @@ def test_bytes_that_are_no_utf8_end_it(cli, tiny_checkpoint):
 # -- in Python
 
 
+@pytest.fixture(scope="module")
+def pipe(tiny_checkpoint):
+    return mlxgen.load(f"model={tiny_checkpoint}", "max_tokens=8")
+
+
 @pytest.fixture
-def conversation(tiny_checkpoint):
-    return mlxgen.load(f"model={tiny_checkpoint}", "max_tokens=8").chat()
+def conversation(pipe):
+    return pipe.chat()
 
 
 def test_a_conversation_remembers_both_sides(conversation):
@@ -99,8 +104,8 @@ def test_a_conversation_remembers_both_sides(conversation):
     assert conversation.messages == [] and conversation("Hi").tokens == answer.tokens
 
 
-def test_the_beginning_that_was_given_belongs_to_the_answer(tiny_checkpoint):
-    talk = mlxgen.load(f"model={tiny_checkpoint}", "max_tokens=3").chat(prefill="Well, ")
+def test_the_beginning_that_was_given_belongs_to_the_answer(pipe):
+    talk = pipe.chat(prefill="Well, ", max_tokens=3)
     assert talk("Hi").text != "" and talk.messages[1]["content"].startswith("Well, ")
 
 
