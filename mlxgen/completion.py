@@ -77,8 +77,8 @@ class Chunk:
 class Answer:
     """Collects an answer while it is generated, and takes the time."""
 
-    def __init__(self, prompt_tokens: int, seed: int, want_logprobs: bool):
-        self.prompt_tokens, self.seed = prompt_tokens, seed
+    def __init__(self, prompt_tokens: int, want_logprobs: bool):
+        self.prompt_tokens = prompt_tokens
         self.tokens: list[int] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprob] | None = [] if want_logprobs else None
@@ -92,14 +92,14 @@ class Answer:
         self._first = self._first or self._last
         self._count += 1
 
-    def completion(self, finish_reason: FinishReason, cached_tokens: int) -> Completion:
+    def completion(self, finish_reason: FinishReason, cached_tokens: int, seed: int) -> Completion:
         return Completion(
             text="".join(self.texts),
             tokens=list(self.tokens),
             finish_reason=finish_reason,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=len(self.tokens),
-            seed=self.seed,
+            seed=seed,
             stats=self._stats(cached_tokens),
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
         )

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
-
-# isort: split
-import mlx.core as mx
-
 from mlxgen.blueprint import DecoderSpec
 from mlxgen.build import build
-from mlxgen.cache import load_caches, save_caches
+from mlxgen.cache import Rows, load_caches, merge, save_caches
 from mlxgen.completion import Answer, Chunk, Completion, FinishReason, TokenLogprob
 from mlxgen.config import Config, load_config
-from mlxgen.engine import Request, TextAssembler, Token, TokenSequence, generate
+from mlxgen.engine import Engine, Generation, Parts, Request, TextAssembler, Token, TokenSequence
 from mlxgen.errors import ConfigError, RequestError, did_you_mean
 from mlxgen.loading import load
 from mlxgen.prompting import Prompt, encode_prompt, goes_on
@@ -59,6 +55,7 @@ class Pipeline:
         self._eos_ids = loaded.eos_ids | self.tokenizer.eos_ids
         self._vocab_size = self.spec.vocab_size
         self.new_sequence()  # a policy that can't serve this model says so now
+        self.engine = Engine(self.decoder, Parts(sample=sample, logprobs=logprobs, merge=merge, rows=Rows))
 
     @property
     def spec(self) -> DecoderSpec:
@@ -163,24 +160,15 @@ class Pipeline:
 
         continues: the answer goes on in the middle of a text, so its first space counts.
         """
-        config, sampler = settings.config, self.sampler(settings)
-        state = sampler.start(ids)
-        request = self._engine_request(ids, config)
-        want_logprobs = request.top_logprobs >= 0
-
-        def pick(logits: mx.array) -> tuple[mx.array, Any]:
-            nonlocal state
-            tokens, (state,) = sample(logits, [sampler], [state])
-            return tokens, logprobs(logits, tokens, request.top_logprobs) if want_logprobs else None
-
+        config = settings.config
         stop = (config.stop,) if isinstance(config.stop, str) else config.stop or ()
         assembler = TextAssembler(self.tokenizer.stream(continues=continues), stop)
-        answer = Answer(len(ids), state.seed, want_logprobs)
-        shared = sequence.shared(ids)
+        request = self._request(ids, settings)
+        answer = Answer(len(ids), request.top_logprobs >= 0)
+        generation = self.engine.submit(request, sequence)
         reason: FinishReason = "length"
-        tokens = generate(self.decoder, sequence, request, pick)
         try:
-            for token in tokens:
+            for token in self._tokens(generation):
                 answer.tick()
                 if token.ends:
                     reason = "stop"
@@ -193,10 +181,21 @@ class Pipeline:
         except KeyboardInterrupt:
             reason = "interrupted"
         finally:
-            tokens.close()  # type: ignore[attr-defined]
+            self.engine.cancel(generation)
         rest = assembler.finish()
         answer.texts.append(rest)
-        yield Chunk(text=rest, finish_reason=reason, completion=answer.completion(reason, shared))
+        completion = answer.completion(reason, generation.cached_tokens, request.sampler.seed)
+        yield Chunk(text=rest, finish_reason=reason, completion=completion)
+
+    def _tokens(self, generation: Generation) -> Generator[Token, None, None]:
+        """The tokens of one generation, while the engine serves all. Raises what its row failed with."""
+        while True:
+            yield from generation.take()
+            if generation.done:
+                break
+            self.engine.step()
+        if generation.error is not None:
+            raise generation.error
 
     def _chunk(self, answer: Answer, token: Token, text: str) -> Chunk:
         answer.tokens.append(token.id)
@@ -209,8 +208,9 @@ class Pipeline:
         answer.logprobs.append(entry)
         return Chunk(text=text, tokens=(token.id,), logprobs=(entry,))
 
-    def _engine_request(self, ids: Sequence[int], config: Config) -> Request:
-        context, room = self.spec.context, config.max_tokens
+    def _request(self, ids: Sequence[int], settings: Settings) -> Request:
+        config, context = settings.config, self.spec.context
+        room = config.max_tokens
         if context is not None:
             if len(ids) > context:
                 raise RequestError(
@@ -220,6 +220,7 @@ class Pipeline:
         wanted = config.logprobs or config.top_logprobs > 0
         return Request(
             prompt=tuple(ids),
+            sampler=self.sampler(settings).seeded(),
             max_tokens=room,
             eos_ids=self._eos_ids,
             top_logprobs=min(config.top_logprobs, self.spec.vocab_size) if wanted else -1,

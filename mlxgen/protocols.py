@@ -76,7 +76,9 @@ class LanguageModel(Protocol):
         """The length beyond which a sequence must be computed anew; None for nearly all models."""
         ...
 
-    def __call__(self, tokens: Array, caches: Sequence[LayerCache] | None = None) -> Array:
+    def __call__(
+        self, tokens: Array, caches: Sequence[LayerCache] | None = None, *, length: int | None = None
+    ) -> Array:
         """tokens [B, L] -> logits [B, L, V]."""
         ...
 

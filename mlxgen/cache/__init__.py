@@ -1,6 +1,7 @@
 """KV caches: what makes decode cheap, and what its memory costs."""
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+from mlxgen.cache.batched import Rows, merge
 from mlxgen.cache.layer_cache import FullCache, WindowCache
 from mlxgen.cache.policy import Full, Quantized, Window
 from mlxgen.cache.recurrent import HybridCache, RecurrentCache
@@ -12,8 +13,10 @@ __all__ = [
     "HybridCache",
     "Quantized",
     "RecurrentCache",
+    "Rows",
     "Window",
     "WindowCache",
     "load_caches",
+    "merge",
     "save_caches",
 ]

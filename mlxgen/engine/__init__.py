@@ -1,8 +1,21 @@
-"""The engine: prefill, then decode. It sees token ids and protocols only."""
+"""The engine: prefill, then decode, for one request or many. It sees token ids and protocols only."""
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
-from mlxgen.engine.generate import Request, Token, generate
+from mlxgen.engine.engine import Engine, Parts
+from mlxgen.engine.prefill import prefill
+from mlxgen.engine.request import Generation, Request, Token
+from mlxgen.engine.scheduler import Scheduler
 from mlxgen.engine.sequence import TokenSequence
 from mlxgen.engine.text import TextAssembler
 
-__all__ = ["Request", "TextAssembler", "Token", "TokenSequence", "generate"]
+__all__ = [
+    "Engine",
+    "Generation",
+    "Parts",
+    "Request",
+    "Scheduler",
+    "TextAssembler",
+    "Token",
+    "TokenSequence",
+    "prefill",
+]

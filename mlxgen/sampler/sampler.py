@@ -77,6 +77,10 @@ class Sampler:
         stages = build_chain(with_token_ids(mapping, token_of), vocab_size, build, path)
         return cls(stages=stages, seed=seed, eos_ids=tuple(sorted(eos_ids)))
 
+    def seeded(self) -> Sampler:
+        """The same sampler with its seed settled: a fresh one if it had none."""
+        return self if self.seed is not None else dataclasses.replace(self, seed=fresh_seed())
+
     @cached_property
     def greedy(self) -> bool:
         """Whether the most likely token is taken, instead of a drawn one."""

@@ -65,7 +65,9 @@ class ScriptedModel:
         self.vocab_size, self.after = vocab_size, after
         self.head_rows = 0
 
-    def __call__(self, tokens: mx.array, caches: Sequence[LayerCache] | None = None) -> mx.array:
+    def __call__(
+        self, tokens: mx.array, caches: Sequence[LayerCache] | None = None, *, length: int | None = None
+    ) -> mx.array:
         return self.logits(self.hidden(tokens, caches))
 
     def hidden(

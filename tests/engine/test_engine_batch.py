@@ -8,7 +8,7 @@ import pytest
 from mlxgen.cache import Full, Quantized, Window
 from mlxgen.cache.batched import Rows, merge
 from mlxgen.engine.batch import Batch
-from mlxgen.engine.generate import prefill
+from mlxgen.engine.prefill import prefill
 from mlxgen.engine.sequence import TokenSequence
 from mlxgen.testing.models import tiny_decoder
 

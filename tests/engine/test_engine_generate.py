@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxgen.cache import Full, Quantized, Window
-from mlxgen.engine import Request, TokenSequence, generate
+from mlxgen.cache import Full, Quantized, Rows, Window, merge
+from mlxgen.engine import Engine, Parts, Request, TokenSequence
 from mlxgen.errors import RequestError
+from mlxgen.sampler import Sampler, logprobs, sample
 from mlxgen.testing.models import ScriptedModel, tiny_decoder, tiny_spec
 
+PARTS = Parts(sample=sample, logprobs=logprobs, merge=merge, rows=Rows)
+GREEDY = Sampler.from_config({"temperature": 0})
+
 POLICIES = [Full(), Window(size=600, sinks=2), Quantized(group_size=32, start=600)]  # none of them forgets here
-
-
-def greedy(logits):
-    return mx.argmax(logits, axis=-1), None
 
 
 def naive(model, prompt, count):
@@ -28,7 +28,19 @@ def naive(model, prompt, count):
 def run(model, prompt, policy=POLICIES[0], sequence=None, spec=None, **options):
     spec = spec or model.spec
     sequence = sequence or TokenSequence(lambda: policy(spec))
-    return [t.id for t in generate(model, sequence, Request(prompt=tuple(prompt), **options), greedy)]
+    engine = Engine(model, PARTS)
+    generation = engine.submit(Request(prompt=tuple(prompt), sampler=GREEDY, **options), sequence)
+    return [token.id for token in stream(engine, generation)]
+
+
+def stream(engine, generation):
+    while True:
+        yield from generation.take()
+        if generation.done:
+            break
+        engine.step()
+    if generation.error:
+        raise generation.error
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3_moe", "gemma3_text"])
@@ -62,9 +74,11 @@ def test_the_same_prompt_again_computes_at_least_one_token(model):
 
 def test_an_early_close_leaves_caches_and_tokens_in_step(model):
     sequence = TokenSequence(lambda: Full()(model.spec))
-    stream = generate(model, sequence, Request(prompt=(1, 2, 3), max_tokens=50), greedy)
-    given_out = [next(stream).id for _ in range(4)]
-    stream.close()
+    engine = Engine(model, PARTS)
+    generation = engine.submit(Request(prompt=(1, 2, 3), sampler=GREEDY, max_tokens=50), sequence)
+    tokens = stream(engine, generation)
+    given_out = [next(tokens).id for _ in range(4)]
+    engine.cancel(generation)
     assert sequence.tokens == [1, 2, 3, *given_out][: sequence.caches[0].offset]
     longer = [1, 2, 3, *given_out, 9]
     assert run(model, longer, sequence=sequence, max_tokens=4) == naive(model, longer, 4)
@@ -90,10 +104,12 @@ def test_the_output_head_sees_one_position_of_the_prompt(chunk):
 
 
 def test_scores_that_are_no_numbers_are_an_error():
-    model = ScriptedModel([5], prompt_length=1)
-    sequence = TokenSequence(lambda: Full()(tiny_spec()))
+    class Broken(ScriptedModel):
+        def logits(self, hidden):
+            return super().logits(hidden) * mx.nan
+
     with pytest.raises(RequestError, match="not numbers"):
-        list(generate(model, sequence, Request(prompt=(1,), max_tokens=2), lambda x: (mx.array([-1]), None)))
+        run(Broken([5], prompt_length=1), [1], spec=tiny_spec(), max_tokens=2)
 
 
 def test_longrope_is_recomputed_where_its_factors_change():

@@ -1,0 +1,36 @@
+"""Prefill: the prompt is computed, and its keys and values stored, before the first token can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlxgen.engine.sequence import TokenSequence
+from mlxgen.protocols import LanguageModel
+
+
+def prefill_chunk(
+    model: LanguageModel, sequence: TokenSequence, tokens: Sequence[int], chunk: int
+) -> mx.array | None:
+    """Compute the next `chunk` of the tokens that the sequence does not hold yet.
+
+    Returns the logits of the last token [1, V] once all are computed, None before that: the output head sees one
+    position of a prompt, and memory does not grow with its square.
+    """
+    start = len(sequence.tokens)
+    part = list(tokens[start : start + chunk])
+    hidden = model.hidden(mx.array([part]), sequence.caches, length=len(tokens))
+    sequence.tokens = list(tokens[: start + len(part)])
+    if len(sequence.tokens) == len(tokens):
+        return model.logits(hidden[:, -1:])[:, -1]
+    mx.eval([cache.state for cache in sequence.caches])
+    return None
+
+
+def prefill(model: LanguageModel, sequence: TokenSequence, tokens: Sequence[int], chunk: int) -> mx.array:
+    """All of it: the logits of the last token [1, V]."""
+    while True:
+        logits = prefill_chunk(model, sequence, tokens, chunk)
+        if logits is not None:
+            return logits

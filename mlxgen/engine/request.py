@@ -1,0 +1,68 @@
+"""What the engine is asked, and what it gives back."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mlxgen.engine.sequence import TokenSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to generate. `eos_ids` end the answer; `top_logprobs` below 0 asks for no log-probabilities.
+
+    sampler: has `start(prompt) -> state`; the engine hands sampler and state to its `sample`.
+    priority: the higher goes first.
+    """
+
+    prompt: tuple[int, ...]
+    sampler: Any
+    max_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    top_logprobs: int = -1
+    prefill_chunk: int = 512
+    priority: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """One generated token. `ends`: it is an end-of-sequence token."""
+
+    id: int
+    ends: bool
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+Finish = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(eq=False, kw_only=True)
+class Generation:
+    """A request on its way. `take()` hands out the tokens that have come since."""
+
+    request: Request
+    sequence: TokenSequence
+    arrival: int
+    state: Any = None  # of the sampler
+    cached_tokens: int = 0  # of the prompt, that the sequence held already
+    produced: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    error: Exception | None = None
+    waiting: deque[Token] = field(default_factory=deque)
+
+    @property
+    def done(self) -> bool:
+        return self.finish is not None
+
+    @property
+    def known(self) -> list[int]:
+        """The prompt and what has been produced."""
+        return [*self.request.prompt, *self.produced]
+
+    def take(self) -> list[Token]:
+        tokens = list(self.waiting)
+        self.waiting.clear()
+        return tokens
