@@ -129,7 +129,7 @@ class _Builder:
                 {**rope["settings"], **own}, dims=rope["dims"], interleaved=rope["interleaved"]
             )
         elif self.tree[kind].get("rope") or self.tree["attention"].get("rope"):
-            self.hf.read.add("rope_parameters")  # understood, though no layer may need it
+            self.hf.read |= {"rope_parameters", "rope_scaling", "rope_theta"}  # understood, though no layer needs them
         if node.get("qk_norm"):
             node["qk_norm"] = {**node["qk_norm"], "norm": self._norm(node["qk_norm"].get("norm", True))}
         if "norm" in node:
