@@ -92,7 +92,8 @@ class Move:
         out: Tensors = {}
         for name, tensor in tensors.items():
             other = _instead(name, self.module, self.to)
-            out[other if name not in shapes and other in shapes else name] = tensor
+            stays = _plain(name) in shapes or _plain(other) not in shapes
+            out[name if stays else other] = tensor
         return out
 
     def save(self, arrays: Arrays) -> Arrays:
@@ -101,6 +102,12 @@ class Move:
             other = _instead(name, self.to, self.module)
             out[name if other in arrays else other] = array
         return out
+
+
+def _plain(name: str) -> str:
+    """The weight that a packed weight's scales belong to."""
+    module, _, suffix = name.rpartition(".")
+    return f"{module}.weight" if suffix in ("scales", "biases") else name
 
 
 def _instead(name: str, old: str, new: str) -> str:

@@ -42,6 +42,28 @@ FAMILIES = {
         "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "attention_bias": True,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "qwen3_next": MOE | {
+        "shared_expert_intermediate_size": 64, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4, "head_dim": 32,
+        "partial_rotary_factor": 0.25, "full_attention_interval": 2, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+    "nemotron_h": {
+        "hybrid_override_pattern": "M*E-", "num_hidden_layers": 4, "mamba_num_heads": 4, "mamba_head_dim": 32,
+        "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4, "head_dim": 32, "layer_norm_epsilon": 1e-5,
+        "mamba_proj_bias": False, "mlp_bias": False, "use_bias": False, "use_conv_bias": True, "n_routed_experts": 4,
+        "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1,
+        "moe_shared_expert_intermediate_size": 64, "norm_topk_prob": True, "routed_scaling_factor": 2.0,
+        "time_step_limit": [0.001, 1e9],
+    },
+    "kimi_linear": {
+        "linear_attn_config": {
+            "num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4, "full_attn_layers": [2], "kda_layers": [1],
+        },
+        "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "num_key_value_heads": 4,
+        "head_dim": 32, "num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 64,
+        "first_k_dense_replace": 0, "model_max_length": 128, "routed_scaling_factor": 2.0, "moe_renormalize": True,
+    },
 }  # fmt: skip
 MLX_LM_ONLY = ("gpt_oss",)  # whose original layout mlx-lm does not read in plain floats
 COMMON = {
