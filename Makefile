@@ -36,7 +36,7 @@ bench: $(READY)  ## mlxgen and mlx-lm alternately in one run: a table and JSON
 	$(BIN)/python -m mlxgen bench
 
 wheel: $(READY)  ## build the wheel
-	$(BIN)/python -m build --wheel
+	$(BIN)/python -m hatchling build -t wheel
 
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) dist build *.egg-info

@@ -158,17 +158,8 @@ def check_parts(config: Config) -> Task:
 
     build(config.cache, "cache", config.trust)
     Sampler.from_config(config.model.sampling, path="model.sampling")
-    sampler = {name: _without_texts(value) for name, value in config.sampler.items()}
-    Sampler.from_config(sampler, build=lambda node, path: build(node, path, config.trust))
+    Sampler.from_config(config.sampler, build=lambda node, path: build(node, path, config.trust))
     return build(config.task, "task", config.trust)
-
-
-def _without_texts(stage: Any) -> Any:
-    """A stage's fields without texts among token ids: what they become only the tokenizer knows."""
-    if not isinstance(stage, Mapping) or "_target_" in stage:
-        return stage
-    ids = {k: [i for i in v if not isinstance(i, str)] for k, v in stage.items() if isinstance(v, list)}
-    return {**stage, **ids}
 
 
 def with_prompts(tasks: Sequence[Task], configs: Sequence[Config]) -> list[Config]:

@@ -51,9 +51,9 @@ class Pipeline:
         self._loaded = loaded = load(config.model, config.architecture, config.config_dirs)
         self.decoder = loaded.decoder
         self.tokenizer: Tokenizer = open_tokenizer(loaded.checkpoint, config.tokenizer)
-        self._generation_config = {**loaded.checkpoint.generation_config, **config.model.sampling}
-        self._eos_ids = loaded.eos_ids | self.tokenizer.eos_ids
+        self._generation_config = loaded.checkpoint.generation_config
         self._vocab_size = self.spec.vocab_size
+        self._eos_ids = loaded.eos_ids | self.tokenizer.eos_ids | self._own_eos_ids()
         self.new_sequence()  # a policy that can't serve this model says so now
         self.engine = Engine(self.decoder, Parts(sample=sample, logprobs=logprobs, merge=merge, rows=Rows))
 
@@ -131,9 +131,8 @@ class Pipeline:
 
     def effective_sampling(self, settings: Settings) -> Effective:
         """The sampler values in force, and where each comes from."""
-        user = dict(settings.config.sampler)
-        from_model = self._generation_config if user.pop("model_defaults", False) else {}
-        return effective(settings.sampling, user, from_model)
+        model = self.config.model.sampling
+        return effective(settings.sampling, settings.config.sampler, self._generation_config, model)
 
     def sampler(self, settings: Settings) -> Sampler:
         """The chain of stages for a request. Raises ConfigError for values out of range."""
@@ -147,6 +146,16 @@ class Pipeline:
             build=lambda node, path: build(node, path, self.config.trust),
             token_of=self._token_of if self._vocab_size is not None else None,
         )
+
+    def _own_eos_ids(self) -> set[int]:
+        """What the configuration adds to the tokens that end an answer."""
+        ids = set()
+        for end in self.config.eos:
+            found = self.tokenizer.encode(end, add_special=False, parse_special=True) if isinstance(end, str) else [end]
+            if len(found) != 1 or not 0 <= found[0] < self.spec.vocab_size:
+                raise ConfigError(f"`eos` must name tokens of the vocabulary, but {end!r} is {len(found)} tokens: {found}.")
+            ids |= set(found)
+        return ids
 
     def _token_of(self, text: str) -> int | None:
         """The token that ends with a text, as it stands after another character."""

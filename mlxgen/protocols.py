@@ -114,10 +114,10 @@ class Tokenizer(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Text to ids. `add_special` adds what the model wants around a raw prompt (BOS).
 
-        Control tokens written in the text stay ordinary text.
+        Control tokens written in the text stay ordinary text, unless `parse_special`.
         """
         ...
 

@@ -57,6 +57,7 @@ class Config:
     raw: bool = False
     max_tokens: int = 512
     stop: tuple[str, ...] | str | None = ()
+    eos: tuple[int | str, ...] = ()
     seed: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0

@@ -53,14 +53,16 @@ def effective(
     request: Mapping[str, Any] | None = None,
     user: Mapping[str, Any] | None = None,
     generation_config: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> Effective:
-    """Merge field by field: request over user config over the model's file over built-in values.
+    """Merge field by field: request over user config over the model's values over built-in ones.
 
-    null means "not said". With `model_defaults: false` in the user's config the model's file does not count.
+    The model's values are its generation_config.json, and over that what its own YAML file says (`model`).
+    null means "not said". With `model_defaults: false` in the user's config the model's values do not count.
     Nothing is validated here; unknown names pass on to `Sampler.from_config`.
     """
     user = dict(user or {})
-    model = _from_model(generation_config or {}) if user.pop("model_defaults", True) else {}
+    model = {**_from_model(generation_config or {}), **(model or {})} if user.pop("model_defaults", True) else {}
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     layers = {"built-in": BUILT_IN, "model": model, "user": user, "request": request or {}}

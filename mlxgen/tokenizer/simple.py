@@ -75,7 +75,7 @@ class NoTokenizer:
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
 
-    def encode(self, text: str, *, add_special: bool = True) -> NoReturn:
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> NoReturn:
         raise TokenizerError(
             "This model has no tokenizer, so a text has no tokens. Give the prompt as a list of token ids, "
             "or set `tokenizer=auto` with a model that brings one."
