@@ -24,6 +24,7 @@ def spec(model_type, **config):
     [
         ("opt", dict(ffn_dim=24, word_embed_proj_dim=8), "word_embed_proj_dim"),
         ("falcon", dict(new_decoder_architecture=True, parallel_attn=False), "parallel_attn"),
+        ("falcon", dict(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, alibi=True), "alibi"),
         ("mpt", dict(d_model=16, n_heads=2, n_layers=1, attn_config=dict(alibi=False)), "attn_config.alibi"),
         ("mpt", dict(d_model=16, n_heads=2, n_layers=1, attn_config=dict(qk_ln=True)), "attn_config.qk_ln"),
         ("doge", dict(is_moe=True), "is_moe"),
