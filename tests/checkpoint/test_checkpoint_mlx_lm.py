@@ -38,6 +38,16 @@ FAMILIES = {
         "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 1,
         "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5,
     },
+    "gemma4_text": {
+        "head_dim": 32, "global_head_dim": 64, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 298, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
     "gpt_oss": {
         "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "attention_bias": True,
         "layer_types": ["sliding_attention", "full_attention"],
