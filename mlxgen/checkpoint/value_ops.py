@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxgen.checkpoint.tensor import Arrays, Shapes, Tensor, Tensors
+from mlxgen.checkpoint.tensor import Arrays, Shapes, Tensor, Tensors, around
 
 
 @dataclass(frozen=True, kw_only=True)
