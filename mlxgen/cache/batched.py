@@ -1,4 +1,4 @@
-"""Caches of several sequences as one, for decoding them together: rows of any length, joining and leaving at any step.
+"""Keys and values of several sequences as one, for decoding them together.
 
 All rows end with the same slot, and shorter ones are padded in front. A batch is built from the rows' own caches and gives
 them back; what a row's layer remembers never depends on its neighbours.
@@ -14,46 +14,9 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.cache.layer_cache import FullCache, WindowCache
-from mlxgen.cache.recurrent import HybridCache, RecurrentCache
+from mlxgen.cache.rows import Rows
 
 Attention = Callable[..., mx.array]
-
-
-class Rows:
-    """Where the rows of a batch stand. One object for all layers, so positions go to the device once a step."""
-
-    def __init__(self, offsets: Sequence[int]):
-        self.offsets = list(offsets)
-        self._array: mx.array | None = None
-
-    @property
-    def array(self) -> mx.array:
-        """Tokens that each row has seen [B]."""
-        if self._array is None:
-            self._array = mx.array(self.offsets)
-        return self._array
-
-    def advance(self) -> None:
-        """Every row has one more token. A new array, as graphs that are still to run hold the old one."""
-        self.offsets = [offset + 1 for offset in self.offsets]
-        self._array = None
-
-    def part(self, members: Sequence[int]) -> Rows:
-        """Some of the rows; they advance with all."""
-        return _Part(self, members)
-
-
-class _Part(Rows):
-    def __init__(self, whole: Rows, members: Sequence[int]):
-        self._whole, self._members, self._index = whole, list(members), mx.array(list(members))
-
-    @property
-    def offsets(self) -> list[int]:  # type: ignore[override]
-        return [self._whole.offsets[m] for m in self._members]
-
-    @property
-    def array(self) -> mx.array:
-        return self._whole.array[self._index]
 
 
 class BatchedKV:
@@ -194,133 +157,3 @@ def _plain_slots(buffer: Any) -> int:
     """How many slots stand in front of a quantized buffer's padding."""
     key = buffer.batch_key
     return key[3] if key[0] == "quantized" and key[4] else 0
-
-
-class BatchedRecurrent:
-    """The memories of recurrent layers, row below row."""
-
-    def __init__(self, caches: Sequence[RecurrentCache], rows: Rows):
-        self.rows = rows
-        self.state = [mx.concatenate(arrays) for arrays in zip(*(c.state for c in caches), strict=True)]
-
-    @property
-    def offset(self) -> mx.array:
-        return self.rows.array
-
-    def make_mask(self, length: int) -> None:
-        return None
-
-    def read(self) -> tuple[mx.array, ...]:
-        return tuple(self.state)
-
-    def write(self, state: Sequence[mx.array], length: int) -> None:
-        self.state = list(state)
-
-    outgrown = False
-
-    def split(self) -> list[RecurrentCache]:
-        return [self._row(i) for i in range(len(self.rows.offsets))]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.state)
-
-    def _row(self, index: int) -> RecurrentCache:
-        cache = RecurrentCache()
-        cache.offset = self.rows.offsets[index]
-        cache.state = [array[index : index + 1] for array in self.state]
-        return cache
-
-
-class BatchedHybrid:
-    """Attention and a recurrent mixer side by side."""
-
-    def __init__(self, caches: Sequence[HybridCache], rows: Rows):
-        self.rows = rows
-        self._attention = merge([c.attention for c in caches], rows)
-        self._recurrent = BatchedRecurrent([c.recurrent for c in caches], rows)
-        self.make_mask, self.attend = self._attention.make_mask, self._attention.attend
-        self.read, self.write = self._recurrent.read, self._recurrent.write
-
-    @property
-    def offset(self) -> mx.array:
-        return self.rows.array
-
-    @property
-    def state(self) -> list[mx.array]:
-        return [*self._attention.state, *self._recurrent.state]
-
-    @property
-    def nbytes(self) -> int:
-        return self._attention.nbytes + self._recurrent.nbytes
-
-    @property
-    def outgrown(self) -> bool:
-        return self._attention.outgrown
-
-    def split(self) -> list[HybridCache]:
-        parts = zip(self._attention.split(), self._recurrent.split(), strict=True)
-        return [HybridCache(attention, recurrent) for attention, recurrent in parts]
-
-
-def merge(caches: Sequence[Any], rows: Rows) -> Any:
-    """The caches of one layer, one for each row, as one. `split` gives them back."""
-    groups: dict[Any, list[int]] = {}
-    for row, cache in enumerate(caches):
-        groups.setdefault(cache.batch_key, []).append(row)
-    if len(groups) == 1:
-        return _BATCHED[caches[0].batch_key[0]](caches, rows)
-    parts = []
-    for key, members in groups.items():
-        parts.append((members, _BATCHED[key[0]]([caches[m] for m in members], rows.part(members))))
-    return GroupedCache(parts, rows)
-
-
-class GroupedCache:
-    """One layer of rows whose caches differ in kind: projections see all rows, attention sees each group by itself."""
-
-    def __init__(self, groups: Sequence[tuple[Sequence[int], Any]], rows: Rows):
-        self.rows = rows
-        self._groups = [(mx.array(list(members)), list(members), cache) for members, cache in groups]
-        order = [row for members, _ in groups for row in members]
-        self._back = mx.array([order.index(row) for row in range(len(order))])
-
-    @property
-    def offset(self) -> mx.array:
-        return self.rows.array
-
-    def make_mask(self, length: int) -> list[Any]:
-        return [cache.make_mask(length) for _, _, cache in self._groups]
-
-    def attend(self, q: mx.array, k: mx.array, v: mx.array | None, mask: Any, attention: Attention) -> mx.array:
-        outs = [
-            cache.attend(q[rows], k[rows], None if v is None else v[rows], part, attention)
-            for (rows, _, cache), part in zip(self._groups, mask, strict=True)
-        ]
-        return mx.concatenate(outs)[self._back]
-
-    def split(self) -> list[Any]:
-        caches: dict[int, Any] = {}
-        for _, members, cache in self._groups:
-            caches |= dict(zip(members, cache.split(), strict=True))
-        return [caches[row] for row in range(len(caches))]
-
-    @property
-    def state(self) -> list[mx.array]:
-        return [array for _, _, cache in self._groups for array in cache.state]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(cache.nbytes for _, _, cache in self._groups)
-
-    @property
-    def outgrown(self) -> bool:
-        return any(cache.outgrown for _, _, cache in self._groups)
-
-
-_BATCHED: dict[str, Callable[[Any, Rows], Any]] = {
-    "full": BatchedKV,
-    "window": BatchedKV,
-    "recurrent": BatchedRecurrent,
-    "hybrid": BatchedHybrid,
-}

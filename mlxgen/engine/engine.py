@@ -30,7 +30,7 @@ class Parts:
 
     sample: (logits [B, V], samplers, states) -> (tokens [B], states), lazy; a token below 0 says that a row's logits were
     no numbers. logprobs: (logits [1, V], token [1], how many) -> an object with `chosen`, `top_ids` and `top`.
-    merge, rows: see mlxgen.cache.batched.
+    merge, rows: see mlxgen.cache.
     """
 
     sample: Callable[..., Any]

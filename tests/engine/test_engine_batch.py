@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 
 from mlxgen.cache import Full, Quantized, Window
-from mlxgen.cache.batched import Rows, merge
+from mlxgen.cache.merge import merge
+from mlxgen.cache.rows import Rows
 from mlxgen.engine.batch import Batch
 from mlxgen.engine.prefill import prefill
 from mlxgen.engine.sequence import TokenSequence
