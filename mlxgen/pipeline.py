@@ -192,6 +192,8 @@ class Pipeline:
         finally:
             self.engine.cancel(generation)
         rest = assembler.finish()
+        if assembler.stopped and reason == "length":  # a stop text that had to wait for the end of the answer
+            reason = "stop"
         answer.texts.append(rest)
         completion = answer.completion(reason, generation.cached_tokens, request.sampler.seed)
         yield Chunk(text=rest, finish_reason=reason, completion=completion)

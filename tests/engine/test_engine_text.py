@@ -27,7 +27,7 @@ def assemble(pieces, stop, **options):
         out.append(assembler.push(token))
         if assembler.stopped:
             return "".join(out), token, True
-    return "".join(out) + assembler.finish(), len(pieces) - 1, False
+    return "".join(out) + assembler.finish(), len(pieces) - 1, assembler.stopped
 
 
 def test_a_stop_string_across_token_borders():
