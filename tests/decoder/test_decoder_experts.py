@@ -41,8 +41,8 @@ def decoder(request):
     return DECODERS[request.param]()
 
 
-def in_pieces(decoder, tokens, sizes, policy=Full()):
-    caches, out, start = policy(decoder.spec), [], 0
+def in_pieces(decoder, tokens, sizes, policy=None):
+    caches, out, start = (policy or Full())(decoder.spec), [], 0
     while start < len(tokens):
         size = sizes[len(out) % len(sizes)]
         out.append(decoder(mx.array([tokens[start : start + size]]), caches))
