@@ -59,7 +59,7 @@ class Evaluator:
     def tree(self, node: Any, path: str) -> Any:
         """The same tree with every expression replaced by its value; `path` is its place, for messages.
 
-        A mapping with the key `use` is optional: where that is false, null stands for it, and nothing in it is evaluated.
+        A mapping with the key `use` is optional: where that is false, it is null, and nothing in it is evaluated.
         """
         if isinstance(node, Mapping):
             if not self.tree(node.get("use", True), f"{path}.use"):

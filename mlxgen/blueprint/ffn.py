@@ -12,7 +12,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClampSpec:
-    """Limits inside a gated block. oai: gate <= limit, up in +-limit, gate * sigmoid(alpha * gate) * (up + 1) (gpt-oss)."""
+    """gate <= limit, up in +-limit, then gate * sigmoid(alpha * gate) * (up + 1) (gpt-oss)."""
 
     limit: float
     alpha: float = 1.702

@@ -80,7 +80,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionSpec:
-    """Multi-head latent attention (arXiv:2405.04434): keys and values of all heads from one vector of `kv_rank` numbers.
+    """Multi-head latent attention (arXiv:2405.04434): all heads' keys and values from one vector of `kv_rank` numbers.
 
     `nope_dim` elements of a head carry content, `rope_dim` carry position and are shared by all heads.
     """

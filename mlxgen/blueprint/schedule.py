@@ -58,7 +58,8 @@ def _list(node: Node, count: int, path: str) -> list[str]:
     for name in names:
         if name not in table:
             hint = did_you_mean(str(name), map(str, table))
-            raise ConfigError(f"config.json: a layer type must be one of {', '.join(map(str, table))}, but is {name!r}.{hint}")
+            known = ", ".join(map(str, table))
+            raise ConfigError(f"config.json: a layer type must be one of {known}, but is {name!r}.{hint}")
     return [table[name] for name in names]
 
 

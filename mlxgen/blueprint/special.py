@@ -65,7 +65,7 @@ class Gemma4MoeSpec(MoeSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedAttentionSpec(LatentAttentionSpec):
-    """Latent attention over the `index_top_k` keys that score best in an indexer of `index_heads` heads (DeepSeek-V3.2)."""
+    """Latent attention over the `index_top_k` keys that an indexer of `index_heads` heads picks (DeepSeek-V3.2)."""
 
     index_heads: int
     index_dim: int

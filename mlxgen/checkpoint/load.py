@@ -136,7 +136,7 @@ def _check(tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
         raise WeightsError(f"the checkpoint has tensors that this architecture does not use: {_listed(extra)}.")
     for name, shape in shapes.items():
         if (tensors[name].dtype or "").startswith("float8"):
-            raise WeightsError(f"{name} is stored in 8 bits, but without scales or a `quantization_config` that tells of them.")
+            raise WeightsError(f"{name} is stored in 8 bits, but no scales or `quantization_config` explain it.")
         if tuple(tensors[name].shape) != tuple(shape):
             raise WeightsError(f"{name} must have shape {tuple(shape)}, but has {tuple(tensors[name].shape)}.")
 

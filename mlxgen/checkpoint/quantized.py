@@ -106,7 +106,9 @@ def _as_float(tensor: Tensor) -> mx.array:
 # Integers with zero points
 
 
-def _affine(out: Tensors, module: str, codes: Load, scale: Tensor, scales: Load, zeros: Load, shape: tuple[int, ...]) -> None:
+def _affine(
+    out: Tensors, module: str, codes: Load, scale: Tensor, scales: Load, zeros: Load, shape: tuple[int, ...]
+) -> None:
     """Put a module's tensors into `out`: packed where MLX has such groups.
 
     codes: the integers [out, in * bits / 32], packed as in MLX. scales, zeros: [out, G] in float32. shape: (out, in, G,
@@ -268,7 +270,7 @@ def _taken(tensors: Tensors, module: str, suffix: str) -> Tensor:
 
 
 def _mxfp4(tensors: Tensors, settings: Mapping[str, Any]) -> Tensors:
-    """`name_blocks` [..., out, G, 16] in bytes and `name_scales` [..., out, G] become `name.weight` and `name.scales`."""
+    """`name_blocks` [..., out, G, 16] in bytes and `name_scales` [..., out, G] get the names of a packed weight."""
     out = dict(tensors)
     for name in [n.removesuffix("_blocks") for n in tensors if n.endswith("_blocks")]:
         blocks = out.pop(f"{name}_blocks")

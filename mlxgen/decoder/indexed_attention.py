@@ -22,7 +22,7 @@ from mlxgen.protocols import LayerCache
 
 
 class Indexer(nn.Module):
-    """Scores of all keys for each query: sum over heads of w * relu(q . k). Reference: transformers models/deepseek_v32."""
+    """Scores of all keys for each query: the sum over heads of w * relu(q . k) (transformers models/deepseek_v32)."""
 
     def __init__(self, spec: IndexedAttentionSpec, hidden_size: int):
         super().__init__()

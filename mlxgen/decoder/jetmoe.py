@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxgen.blueprint.special import ExpertAttentionSpec
 from mlxgen.blueprint.spec import MoeSpec
+from mlxgen.blueprint.special import ExpertAttentionSpec
 from mlxgen.decoder.attention import split_heads
 from mlxgen.decoder.moe import ExpertLinear, MoE
 from mlxgen.decoder.rope import Rope

@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds one small vector per token.
 
-A token's latent vector c [R] gives the keys and values of all heads through two matrices. Since q . (W c) = (W^T q) . c,
+A token's latent vector c [R] gives the keys and values of all heads through two matrices. As q . (W c) = (W^T q) . c,
 queries can be taken into the latent space instead of keys out of it, and likewise values after the softmax. So keys and
 values of the heads are never stored: the cache holds [c, k_rope], which every head shares.
 

@@ -13,7 +13,7 @@ from mlxgen.protocols import LayerCache
 
 
 def share_keys(layers: Sequence[LayerSpec], caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
-    """The caches of one pass: those that are lent remember what their layer attended over, those of the borrowers get it."""
+    """The caches of one pass: the lenders' remember what their layer attended over, the borrowers' give just that."""
     lenders = {i: keys_of(layer) for i, layer in enumerate(layers) if keys_of(layer) is not None}
     if not lenders:
         return caches

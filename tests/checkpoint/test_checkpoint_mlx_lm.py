@@ -29,12 +29,14 @@ FAMILIES = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v2": LATENT | {
         "topk_method": "group_limited_greedy", "rope_scaling": {
-            "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.7, "mscale_all_dim": 0.7,
+            "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+            "mscale": 0.7, "mscale_all_dim": 0.7,
         },
     },
     "deepseek_v3": LATENT | {"norm_topk_prob": True},
     "glm4_moe": {
-        "head_dim": 32, "use_qk_norm": True, "partial_rotary_factor": 0.5, "norm_topk_prob": True, "n_routed_experts": 4,
+        "head_dim": 32, "use_qk_norm": True, "partial_rotary_factor": 0.5, "norm_topk_prob": True,
+        "n_routed_experts": 4,
         "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 1,
         "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5,
     },
@@ -71,14 +73,15 @@ FAMILIES = {
             "num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4, "full_attn_layers": [2], "kda_layers": [1],
         },
         "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "num_key_value_heads": 4,
-        "head_dim": 32, "num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 64,
+        "head_dim": 32, "num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1,
+        "moe_intermediate_size": 64,
         "first_k_dense_replace": 0, "model_max_length": 128, "routed_scaling_factor": 2.0, "moe_renormalize": True,
     },
 }  # fmt: skip
 MLX_LM_ONLY = ("gpt_oss",)  # whose original layout mlx-lm does not read in plain floats
 COMMON = {
-    "hidden_size": 64, "intermediate_size": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
-    "rope_scaling": None, "attention_bias": False,
+    "hidden_size": 64, "intermediate_size": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "rope_scaling": None, "attention_bias": False,
 }  # fmt: skip
 
 
@@ -114,7 +117,11 @@ def random_model(config):
     model_class, arguments = utils._get_classes(config)
     model = model_class(arguments.from_dict(config))
     keys = iter(mx.random.split(mx.random.key(0), 512))
-    model.update(tree_map(lambda p: mx.random.uniform(-0.3, 0.3, p.shape, key=next(keys)) + (p.ndim == 1), model.parameters()))
+
+    def fill(p):
+        return mx.random.uniform(-0.3, 0.3, p.shape, key=next(keys)) + (p.ndim == 1)
+
+    model.update(tree_map(fill, model.parameters()))
     return model, config
 
 

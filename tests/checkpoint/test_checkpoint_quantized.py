@@ -15,18 +15,19 @@ from mlxgen.loading import load, load_model
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 48, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 SHAPES = {
-    "self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64), "self_attn.o_proj": (64, 64),
-    "mlp.gate_proj": (128, 64), "mlp.up_proj": (128, 64), "mlp.down_proj": (64, 128),
+    "self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64),
+    "self_attn.o_proj": (64, 64), "mlp.gate_proj": (128, 64), "mlp.up_proj": (128, 64), "mlp.down_proj": (64, 128),
 }  # fmt: skip
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def fp8_values():
-    """The numbers that the bytes of E4M3 stand for (arXiv:2209.05433), without infinities; 127 and 255 are no numbers."""
+    """The numbers that the bytes of E4M3 stand for (arXiv:2209.05433); 127 and 255 are no numbers."""
     codes = np.arange(256)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
     size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
@@ -69,7 +70,8 @@ def fp8_rows(rng, shape):
 
 
 def int8_rows(rng, shape):
-    codes, scales = rng.integers(-128, 128, shape).astype(np.int8), rng.uniform(1e-3, 2e-3, (shape[0], 1)).astype(np.float32)
+    codes = rng.integers(-128, 128, shape).astype(np.int8)
+    scales = rng.uniform(1e-3, 2e-3, (shape[0], 1)).astype(np.float32)
     return {"weight": ("I8", codes), "weight_scale": ("F32", scales)}, codes * scales
 
 
@@ -144,7 +146,11 @@ FORMATS = {
     "gptq 4": (gptq, {"quant_method": "gptq", "bits": 4, "desc_act": False}, True),
     "gptq 8": (lambda r, s: gptq(r, s, bits=8), {"quant_method": "gptq", "bits": 8}, True),
     "gptq small": (lambda r, s: gptq(r, s, group=16), {"quant_method": "gptq", "bits": 4}, False),
-    "gptq order": (lambda r, s: gptq(r, s, shuffled=True), {"quant_method": "gptq", "bits": 4, "desc_act": True}, False),
+    "gptq order": (
+        lambda r, s: gptq(r, s, shuffled=True),
+        {"quant_method": "gptq", "bits": 4, "desc_act": True},
+        False,
+    ),
     "gptq v2": (
         lambda r, s: gptq(r, s, stored_minus=0),
         {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
@@ -212,7 +218,8 @@ def test_mxfp4_experts_stay_packed(tmp_path):
         at = f"model.layers.{i}"
         for module, shape in SHAPES.items():
             if module.startswith("self_attn"):
-                shared |= {f"{at}.{module}.weight": rng.normal(size=shape) / 8, f"{at}.{module}.bias": rng.normal(size=shape[0])}
+                shared[f"{at}.{module}.weight"] = rng.normal(size=shape) / 8
+                shared[f"{at}.{module}.bias"] = rng.normal(size=shape[0])
         shared |= {f"{at}.{n}_layernorm.weight": np.ones(D) for n in ("input", "post_attention")}
         shared |= {f"{at}.self_attn.sinks": rng.normal(size=4), f"{at}.mlp.router.weight": rng.normal(size=(E, D))}
         shared |= {f"{at}.mlp.router.bias": rng.normal(size=E)}
@@ -221,9 +228,11 @@ def test_mxfp4_experts_stay_packed(tmp_path):
             codes = rng.integers(0, 16, (E, rows, columns // 32, 32))
             scales = rng.integers(121, 125, (E, rows, columns // 32)).astype(np.uint8)
             blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
-            ours |= {f"{at}.mlp.experts.{name}_blocks": ("U8", blocks), f"{at}.mlp.experts.{name}_scales": ("U8", scales)}
+            ours[f"{at}.mlp.experts.{name}_blocks"] = ("U8", blocks)
+            ours[f"{at}.mlp.experts.{name}_scales"] = ("U8", scales)
             weight = FP4[codes] * 2.0 ** (scales[..., None].astype(np.float32) - 127)
-            plain[f"{at}.mlp.experts.{name}"] = ("F32", weight.reshape(E, rows, columns).swapaxes(1, 2).astype(np.float32))
+            turned = weight.reshape(E, rows, columns).swapaxes(1, 2)
+            plain[f"{at}.mlp.experts.{name}"] = ("F32", turned.astype(np.float32))
     shared["model.norm.weight"] = np.ones(D)
     both = {name: ("F32", array.astype(np.float32)) for name, array in shared.items()}
     packed_folder = write(tmp_path / "packed", config | {"quantization_config": {"quant_method": "mxfp4"}}, both | ours)
