@@ -23,6 +23,7 @@ class LayerCache(Protocol):
     """The memory of one layer. `offset` counts the tokens it has seen, also those it has dropped."""
 
     offset: int
+    trims_freely: bool  # whether it can forget any number of tokens at any time
 
     def make_mask(self, length: int) -> Any:
         """Mask for `length` new tokens: None, "causal", or a boolean array [.., L, S] where True is visible.
@@ -41,7 +42,16 @@ class LayerCache(Protocol):
 
     @property
     def state(self) -> list[Array]:
-        """The arrays that hold the memory, for evaluation, copying and saving."""
+        """The arrays that hold the memory, for evaluation, copying and saving. May be set, after `counters`."""
+        ...
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The numbers that belong to the state. May be set."""
+        ...
+
+    def copy(self) -> LayerCache:
+        """Another cache of the same memory. Arrays are shared, and never written to while they are."""
         ...
 
     @property

@@ -20,6 +20,7 @@ class FullCache:
     """Keeps every token."""
 
     kind = "full"
+    trims_freely = True
 
     def __init__(self, keys: Buffer | None = None, values: Buffer | None = None):
         self.keys: Buffer = keys or DenseBuffer()
@@ -91,6 +92,7 @@ class WindowCache(FullCache):
     """
 
     kind = "window"
+    trims_freely = False
     slack = 256
 
     def __init__(

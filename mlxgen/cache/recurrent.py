@@ -18,6 +18,7 @@ class RecurrentCache:
     """
 
     kind = "recurrent"
+    trims_freely = False
 
     def __init__(self) -> None:
         self.offset = 0
@@ -70,6 +71,8 @@ class RecurrentCache:
 
 class HybridCache:
     """The memory of a layer in which attention and a recurrent mixer stand side by side."""
+
+    trims_freely = False
 
     def __init__(self, attention: FullCache, recurrent: RecurrentCache | None = None):
         self.attention, self.recurrent = attention, recurrent or RecurrentCache()

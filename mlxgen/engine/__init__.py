@@ -3,6 +3,7 @@
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
 from mlxgen.engine.engine import Engine, Parts
 from mlxgen.engine.prefill import prefill
+from mlxgen.engine.prefix import PrefixStore
 from mlxgen.engine.request import Generation, Request, Token
 from mlxgen.engine.scheduler import Scheduler
 from mlxgen.engine.sequence import TokenSequence
@@ -12,6 +13,7 @@ __all__ = [
     "Engine",
     "Generation",
     "Parts",
+    "PrefixStore",
     "Request",
     "Scheduler",
     "TextAssembler",

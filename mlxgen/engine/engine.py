@@ -14,9 +14,11 @@ import mlx.core as mx
 
 from mlxgen.engine.lane import Lane, Step
 from mlxgen.engine.prefill import prefill_chunk
+from mlxgen.engine.prefix import PrefixStore
 from mlxgen.engine.request import Finish, Generation, Request
 from mlxgen.engine.scheduler import Scheduler
 from mlxgen.engine.sequence import TokenSequence
+from mlxgen.engine.sharing import borrow, join_twins
 from mlxgen.protocols import LanguageModel
 
 # Now and then MLX's pool of freed buffers is given back, as buffer sizes change while the caches grow.
@@ -41,8 +43,15 @@ class Parts:
 class Engine:
     """Runs requests on a model. Call `step` until it says that there is nothing to do, or `run` a generation."""
 
-    def __init__(self, model: LanguageModel, parts: Parts, scheduler: Scheduler | None = None):
-        self.model, self.parts = model, parts
+    def __init__(
+        self,
+        model: LanguageModel,
+        parts: Parts,
+        scheduler: Scheduler | None = None,
+        store: PrefixStore | None = None,
+    ):
+        """store: what prompts begin with is looked up there before it is computed."""
+        self.model, self.parts, self.store = model, parts, store
         self.scheduler = scheduler or Scheduler()
         self._lanes = {long: Lane(self, long) for long in (False, True)}
         self._arrivals = 0
@@ -94,6 +103,8 @@ class Engine:
             return
         sequence.tokens = generation.known
         sequence.keep(min(len(sequence.tokens), sequence.caches[0].offset))
+        if self.store is not None:
+            self.store.add(sequence)
 
     def is_long(self, generation: Generation) -> bool:
         """Whether a sequence is beyond the length from which its rope turns otherwise."""
@@ -133,16 +144,30 @@ class Engine:
 
     def _prefill_chunk(self, generation: Generation) -> None:
         """Compute the next chunk of a prompt; with its last one comes the first token."""
-        sequence, request, tokens = generation.sequence, generation.request, generation.known
-        if generation.state is None:
-            sequence.rewind(tokens)
-            generation.cached_tokens = len(sequence.tokens)
-            generation.state = request.sampler.start(request.prompt)
-        logits = prefill_chunk(self.model, sequence, tokens, request.prefill_chunk)
+        sequence, tokens = generation.sequence, generation.known
+        if generation.state is None or not sequence.tokens:
+            self._begin(generation)
+        logits = prefill_chunk(self.model, sequence, tokens, generation.request.prefill_chunk)
         if logits is not None:
-            step = self.pick([generation], logits)
-            self.scheduler.ready(generation)
+            rows = [generation, *join_twins(generation, self.scheduler.prefilling)]
+            step = self.pick(rows, mx.repeat(logits, len(rows), axis=0) if len(rows) > 1 else logits)
+            for row in rows:
+                self.scheduler.ready(row)
             self._lanes[self.is_long(generation)].join(step)
+
+    def _begin(self, generation: Generation) -> None:
+        """Find what of the tokens is computed already."""
+        sequence, tokens = generation.sequence, generation.known
+        sequence.rewind(tokens, long=self.is_long(generation))
+        admitted = [*self.scheduler.running, *self.scheduler.prefilling]
+        others = [other.sequence for other in admitted if other is not generation]
+        borrow(sequence, tokens[:-1], self.store, others, self._give_back)
+        if generation.state is None:
+            generation.begin(len(sequence.tokens))
+
+    def _give_back(self, sequence: TokenSequence) -> None:
+        for lane in self._lanes.values():
+            lane.give_back(sequence)
 
     def restart(self, generation: Generation) -> None:
         """Compute everything anew, from all tokens that are known."""

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from mlxgen.engine.batch import Batch
 from mlxgen.engine.request import Finish, Generation, Token
+from mlxgen.engine.sequence import TokenSequence
 from mlxgen.errors import RequestError
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Lane:
                 generation.state = state
         self._step = step.only([i for i, g in enumerate(step.rows) if g not in rows])
         self._batch.change([s for s in self._batch.sequences if s not in [g.sequence for g in rows]])
+
+    def give_back(self, sequence: TokenSequence) -> None:
+        """Let a sequence hold its own caches until the next forward pass."""
+        if sequence in self._batch.sequences:
+            self._batch.change([])
 
     def decode(self) -> bool:
         """Hand out the tokens of the current step and start the next; False if there is none."""

@@ -13,17 +13,17 @@ from mlxgen.protocols import LanguageModel
 def prefill_chunk(
     model: LanguageModel, sequence: TokenSequence, tokens: Sequence[int], chunk: int
 ) -> mx.array | None:
-    """Compute the next `chunk` of the tokens that the sequence does not hold yet.
+    """Compute up to `chunk` of the tokens that the sequence does not hold yet.
 
     Returns the logits of the last token [1, V] once all are computed, None before that: the output head sees one
     position of a prompt, and memory does not grow with its square.
     """
-    start = len(sequence.tokens)
-    part = list(tokens[start : start + chunk])
-    hidden = model.hidden(mx.array([part]), sequence.caches, length=len(tokens))
-    sequence.tokens = list(tokens[: start + len(part)])
-    if len(sequence.tokens) == len(tokens):
+    start, stop = len(sequence.tokens), sequence.next_stop(len(tokens), chunk)
+    hidden = model.hidden(mx.array([tokens[start:stop]]), sequence.caches, length=len(tokens))
+    sequence.tokens = list(tokens[:stop])
+    if stop == len(tokens):
         return model.logits(hidden[:, -1:])[:, -1]
+    sequence.mark_if_due(len(tokens))
     mx.eval([cache.state for cache in sequence.caches])
     return None
 

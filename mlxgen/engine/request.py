@@ -62,6 +62,11 @@ class Generation:
         """The prompt and what has been produced."""
         return [*self.request.prompt, *self.produced]
 
+    def begin(self, cached_tokens: int) -> None:
+        """Its prompt is about to be computed, but for what is cached."""
+        self.cached_tokens = cached_tokens
+        self.state = self.request.sampler.start(self.request.prompt)
+
     def take(self) -> list[Token]:
         tokens = list(self.waiting)
         self.waiting.clear()
