@@ -26,7 +26,7 @@ class Indexer(nn.Module):
 
     def __init__(self, spec: IndexedAttentionSpec, hidden_size: int):
         super().__init__()
-        assert spec.q_rank is not None
+        assert spec.q_rank is not None and spec.rope is not None
         self.spec = spec
         self.wq_b = nn.Linear(spec.q_rank, spec.index_heads * spec.index_dim, bias=False)
         self.wk = nn.Linear(hidden_size, spec.index_dim, bias=False)

@@ -48,9 +48,9 @@ class LatentAttention(nn.Module):
         return self.attended(x, self.query_latent(x), batch, cache, mask, length)
 
     def attended(
-        self, x: mx.array, q_latent: mx.array, batch: int, cache: LayerCache, mask: Any, length: int
+        self, x: mx.array, q_latent: mx.array, batch: int, cache: Any, mask: Any, length: int
     ) -> mx.array:
-        """x [T, hidden] and its `query_latent` -> [T, hidden]."""
+        """x [T, hidden] and its `query_latent` -> [T, hidden]; of the cache, `offset` and `attend` are used."""
         spec = self.spec
         q_proj = self["q_proj"] if spec.q_rank is None else self["q_b_proj"]
         q = split_heads(q_proj(q_latent), batch, spec.nope_dim + spec.rope_dim)  # [B, H, L, nope + rope]

@@ -12,9 +12,9 @@ from mlxgen.blueprint.spec import AttentionSpec, LayerSpec
 from mlxgen.protocols import LayerCache
 
 
-def share_keys(layers: Sequence[LayerSpec], caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
+def share_keys(layers: Sequence[LayerSpec], caches: Sequence[LayerCache]) -> Sequence[Any]:
     """The caches of one pass: the lenders' remember what their layer attended over, the borrowers' give just that."""
-    lenders = {i: keys_of(layer) for i, layer in enumerate(layers) if keys_of(layer) is not None}
+    lenders = {i: lender for i, layer in enumerate(layers) if (lender := keys_of(layer)) is not None}
     if not lenders:
         return caches
     lent = {i: Lent(caches[i]) for i in lenders.values()}
@@ -47,7 +47,7 @@ class Lent:
 class Borrowed:
     """The cache of a layer without keys: it lets the layer see what another one saw, and counts the tokens."""
 
-    def __init__(self, lent: Lent, own: LayerCache):
+    def __init__(self, lent: Lent, own: Any):
         self._lent, self._own = lent, own
         self.offset = lent.offset
 
