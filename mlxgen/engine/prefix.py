@@ -27,7 +27,7 @@ class Shelf(Protocol):
 class PrefixStore:
     """Computed sequences, the least recently used dropped first where they hold more than `budget_bytes`.
 
-    Nothing that is stored is ever changed: users get forks. A sequence that another one begins with is not kept beside it.
+    Nothing that is stored is ever changed: users get forks. What another sequence begins with is not kept beside it.
     shelf: keeps them for the next process too.
     """
 
@@ -37,7 +37,7 @@ class PrefixStore:
         self._entries: dict[int, TokenSequence] = {}  # by id, the least recently used first
 
     def find(self, key: Key, tokens: Sequence[int], more_than: int = 0) -> TokenSequence | None:
-        """A new sequence of the longest beginning of `tokens` that is stored, if it has more than `more_than` tokens."""
+        """A new sequence of the longest beginning of `tokens` that is stored, if it has more than `more_than`."""
         best, count = self._best(key, tokens)
         if self._shelf is not None:
             saved = self._shelf.find(key, tokens, max(count, more_than))

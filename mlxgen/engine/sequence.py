@@ -21,7 +21,7 @@ Mark = tuple[LayerCache | None, ...]
 class TokenSequence:
     """Caches and the token ids they hold, kept in step.
 
-    kind: sequences of the same kind (cache policy, adapter, ...) may go on from each other's caches; None: from nobody's.
+    kind: those of the same kind (cache policy, adapter, ...) may go on from each other's caches; None: from nobody's.
     stride: marks are made at its multiples and before the last token of a prompt; 0: none.
     """
 

@@ -19,7 +19,7 @@ def borrow(
     others: Iterable[TokenSequence],
     give_back: Callable[[TokenSequence], None],
 ) -> None:
-    """Go on from the longest beginning of `tokens` that somebody has computed, if it is longer than what `sequence` holds.
+    """Go on from the longest beginning of `tokens` that somebody has computed, if `sequence` holds less.
 
     others: sequences of running requests. give_back: makes such a sequence hold its caches, if a batch does.
     """

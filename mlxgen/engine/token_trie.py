@@ -21,7 +21,7 @@ class _Node(Generic[T]):
 
 
 class TokenTrie(Generic[T]):
-    """A trie whose chains of single branches are one node each, so that its size depends on how many sequences differ."""
+    """A trie whose chains of single branches are one node each: its size depends on how many sequences differ."""
 
     def __init__(self) -> None:
         self._root: _Node[T] = _Node(())
@@ -71,7 +71,7 @@ class TokenTrie(Generic[T]):
         return [value for value in whole if value is not None]
 
     def _path(self, tokens: Sequence[int]) -> list[tuple[_Node[T], int]]:
-        """The nodes that `tokens` leads through, each with how many tokens it shares; the last may be shared in part."""
+        """The nodes that `tokens` leads through, and how many tokens are shared there; the last in part perhaps."""
         node, depth = self._root, 0
         path, rest = [(node, depth)], tuple(tokens)
         while rest and rest[0] in node.below:
