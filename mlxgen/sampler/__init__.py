@@ -8,7 +8,7 @@ tokens, [state] = sample(logits, [sampler], [state])
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
 from mlxgen.sampler.config import BUILT_IN, Effective, effective, known_stages
 from mlxgen.sampler.logprobs import LogProbs, logprobs
-from mlxgen.sampler.sampler import Sampler, State, process, sample
+from mlxgen.sampler.sampler import Sampler, State, process, sample, sample_ahead
 from mlxgen.sampler.stage import Context, Stage
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "logprobs",
     "process",
     "sample",
+    "sample_ahead",
 ]

@@ -141,6 +141,28 @@ def sample(
     return _rejoin(parts, groups), after
 
 
+def sample_ahead(
+    logits: mx.array, sampler: Sampler, state: State, guesses: Sequence[int]
+) -> tuple[mx.array, list[State], list[State]]:
+    """Pick one request's token at several places at once: raw logits [L, V] of its next token, and of those that follow
+    if the L - 1 guesses are right. Returns tokens [L] int32, the states before each, and after each.
+
+    What is picked behind a wrong guess means nothing; all before that is what `sample` picks one by one.
+    """
+    if any(kept is not None for kept in state.memory):  # it depends on the logits of all places before
+        tokens, before = [], [state]
+        for place in range(len(guesses) + 1):
+            token, (state,) = sample(logits[place : place + 1], [sampler], [state])
+            tokens.append(token)
+            before.append(state)
+        return mx.concatenate(tokens), before[:-1], before[1:]
+    before = [state]
+    for guess in guesses:
+        before.append(before[-1].push(guess))
+    picked, after = sample(logits, [sampler] * len(before), before)
+    return picked, before, after
+
+
 def process(logits: mx.array, samplers: Sequence[Sampler], states: Sequence[State]) -> mx.array:
     """The float32 logits [B, V] after the chain: `sample` draws from their softmax, or takes their argmax."""
     groups = _groups(samplers)
