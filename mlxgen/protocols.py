@@ -106,6 +106,39 @@ class LanguageModel(Protocol):
         ...
 
 
+class Guide(Protocol):
+    """Where an answer stands whose tokens must follow a rule: a schema, a regular expression, a grammar."""
+
+    def masks(self, ahead: Sequence[int] = ()) -> list[Array]:
+        """The tokens that may come next, [V] booleans; and then after each token of `ahead`, while those are allowed.
+
+        End-of-sequence tokens are allowed just where the answer may end. Raises MlxgenError where nothing can follow.
+        """
+        ...
+
+    def advance(self, token: int) -> None:
+        """`token` is the next one."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens that surely follow, as far as the rule leaves no choice; others may spell the same text."""
+        ...
+
+    def fork(self) -> Guide:
+        """Another guide at the same place."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer so far is a whole one."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is a whole one that nothing can follow."""
+        ...
+
+
 class TextStream(Protocol):
     """Token ids in, text out, as soon as it is certain. All pieces joined equal the full decode."""
 

@@ -40,6 +40,11 @@ class Batch:
                 self.change(self.sequences)
         return logits
 
+    def several(self, model: LanguageModel, tokens: Sequence[int], length: int | None = None) -> mx.array:
+        """The logits [L, V] after each of several tokens of the one sequence that there is."""
+        assert self._rows is None
+        return model(mx.array([tokens]), self._caches, length=length)[0]
+
     @property
     def state(self) -> list[Any]:
         return [cache.state for cache in self._caches]

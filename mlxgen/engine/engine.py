@@ -12,13 +12,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxgen.engine.lane import Lane, Step
+from mlxgen.engine.guided import guided
+from mlxgen.engine.lane import Lane
 from mlxgen.engine.prefill import prefill_chunk
 from mlxgen.engine.prefix import PrefixStore
 from mlxgen.engine.request import Finish, Generation, Request
 from mlxgen.engine.scheduler import Scheduler
 from mlxgen.engine.sequence import TokenSequence
 from mlxgen.engine.sharing import borrow, join_twins
+from mlxgen.engine.step import Step
 from mlxgen.protocols import LanguageModel
 
 # Now and then MLX's pool of freed buffers is given back, as buffer sizes change while the caches grow.
@@ -31,13 +33,14 @@ class Parts:
 
     sample: (logits [B, V], samplers, states) -> (tokens [B], states), lazy; a token below 0 says that a row's logits were
     no numbers. logprobs: (logits [1, V], token [1], how many) -> an object with `chosen`, `top_ids` and `top`.
-    merge, rows: see mlxgen.cache.
+    merge, rows: see mlxgen.cache. sample_ahead: for speculation, see mlxgen.sampler.
     """
 
     sample: Callable[..., Any]
     logprobs: Callable[..., Any]
     merge: Callable[..., Any]
     rows: Callable[..., Any]
+    sample_ahead: Callable[..., Any] | None = None
 
 
 class Engine:
@@ -114,13 +117,14 @@ class Engine:
     def pick(self, rows: Sequence[Generation], logits: mx.array) -> Step:
         """One token for each row, lazily; a sampler that fails fails for its own row only."""
         samplers, states = [g.request.sampler for g in rows], [g.state for g in rows]
+        scores = guided(rows, logits)
         try:
-            tokens, after = self.parts.sample(logits, samplers, states)
+            tokens, after = self.parts.sample(scores, samplers, states)
         except Exception:
-            tokens, after = self._pick_each(rows, logits)
+            tokens, after = self._pick_each(rows, scores)
         for generation, state in zip(rows, after, strict=True):
             generation.state = state
-        extras = [self._extra(g, logits[i : i + 1], tokens[i : i + 1]) for i, g in enumerate(rows)]
+        extras = [self.extra(g, logits[i : i + 1], tokens[i : i + 1]) for i, g in enumerate(rows)]
         mx.async_eval(tokens)
         return Step(list(rows), tokens, extras, states)
 
@@ -138,7 +142,8 @@ class Engine:
             after.append(state)
         return mx.concatenate(tokens), after
 
-    def _extra(self, generation: Generation, logits: mx.array, token: mx.array) -> Any:
+    def extra(self, generation: Generation, logits: mx.array, token: mx.array) -> Any:
+        """The log-probabilities that a request wants of a token [1], from the model's own logits [1, V]."""
         top = generation.request.top_logprobs
         return self.parts.logprobs(logits, token, top) if top >= 0 else None
 

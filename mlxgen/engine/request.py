@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mlxgen.engine.sequence import TokenSequence
+from mlxgen.protocols import Guide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +15,8 @@ class Request:
     """What to generate. `eos_ids` end the answer; `top_logprobs` below 0 asks for no log-probabilities.
 
     sampler: has `start(prompt) -> state`; the engine hands sampler and state to its `sample`.
+    guide: has `start() -> protocols.Guide`, which says what the answer may be.
+    speculation: has `start(generation) -> mlxgen.engine.speculation.Speculator`; used while the request runs alone.
     priority: the higher goes first.
     """
 
@@ -24,6 +27,8 @@ class Request:
     top_logprobs: int = -1
     prefill_chunk: int = 512
     priority: int = 0
+    guide: Any = None
+    speculation: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,8 @@ class Generation:
     sequence: TokenSequence
     arrival: int
     state: Any = None  # of the sampler
+    guide: Guide | None = None
+    speculator: Any = None
     cached_tokens: int = 0  # of the prompt, that the sequence held already
     produced: list[int] = field(default_factory=list)
     finish: Finish | None = None
@@ -65,7 +72,21 @@ class Generation:
     def begin(self, cached_tokens: int) -> None:
         """Its prompt is about to be computed, but for what is cached."""
         self.cached_tokens = cached_tokens
-        self.state = self.request.sampler.start(self.request.prompt)
+        request = self.request
+        self.state = request.sampler.start(request.prompt)
+        self.guide = request.guide.start() if request.guide is not None else None
+        self.speculator = request.speculation.start(self) if request.speculation is not None else None
+
+    def follow(self, token: int) -> bool:
+        """Tell the guide of a token that was handed out. True if the answer is whole, or its guide has failed."""
+        if self.guide is None:
+            return False
+        try:
+            self.guide.advance(token)
+        except Exception as error:
+            self.error = error
+            return True
+        return self.guide.ended
 
     def take(self) -> list[Token]:
         tokens = list(self.waiting)

@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 RANKS = {
     0: ("errors", "protocols", "device", "schema", "yaml_text"),
     1: ("config", "build", "blueprint"),
-    2: ("decoder", "cache", "sampler", "tokenizer", "checkpoint"),
+    2: ("decoder", "cache", "sampler", "tokenizer", "checkpoint", "guide"),
     3: ("passes", "engine"),
     4: ("training", "loading", "pipeline", "completion", "conversation", "prompting", "testing", "__init__"),
     5: ("serving", "tasks", "bench"),
