@@ -5,7 +5,6 @@ Shapes: B rows, K heads, S tokens, D head_dim. Slots are in the order in which t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -36,6 +35,14 @@ class Buffer(Protocol):
     @state.setter
     def state(self, arrays: list[mx.array]) -> None: ...
 
+    def tail(self, start: int) -> list[mx.array]:
+        """The part of the state that slots from `start` on have added."""
+        ...
+
+    def extend(self, arrays: list[mx.array]) -> None:
+        """Add the tail of another buffer behind what is there."""
+        ...
+
     @property
     def nbytes(self) -> int: ...
 
@@ -43,16 +50,7 @@ class Buffer(Protocol):
 
     @property
     def batch_key(self) -> Any:
-        """Buffers with equal keys can be stacked."""
-        ...
-
-    @classmethod
-    def stack(cls, buffers: Sequence[Any]) -> Any:
-        """One buffer of many rows, all ending with the same slot: shorter ones are padded in front."""
-        ...
-
-    def row(self, index: int, padding: int) -> Any:
-        """One row as a buffer of its own, without the `padding` in front of it."""
+        """Buffers with equal keys can be batched."""
         ...
 
 
@@ -72,17 +70,16 @@ class NoBuffer:
     def remove(self, start: int, stop: int) -> None:
         pass
 
+    def tail(self, start: int) -> list[mx.array]:
+        return []
+
+    def extend(self, arrays: list[mx.array]) -> None:
+        pass
+
     def copy(self) -> NoBuffer:
         return self
 
     batch_key = ("none",)
-
-    @classmethod
-    def stack(cls, buffers: Sequence[NoBuffer]) -> NoBuffer:
-        return buffers[0]
-
-    def row(self, index: int, padding: int) -> NoBuffer:
-        return self
 
 
 class DenseBuffer:
@@ -123,6 +120,13 @@ class DenseBuffer:
         self._data = arrays[0] if arrays else None
         self.size = arrays[0].shape[2] if arrays else 0
 
+    def tail(self, start: int) -> list[mx.array]:
+        return [self.read(start)] if start < self.size else []
+
+    def extend(self, arrays: list[mx.array]) -> None:
+        for array in arrays:
+            self.append(array)
+
     @property
     def nbytes(self) -> int:
         return 0 if self._data is None else self._data.nbytes
@@ -134,30 +138,6 @@ class DenseBuffer:
         return other
 
     batch_key = ("dense",)
-
-    @classmethod
-    def stack(cls, buffers: Sequence[DenseBuffer]) -> DenseBuffer:
-        other, longest = cls(), max(b.size for b in buffers)
-        filled = next((b for b in buffers if b.size), None)
-        if filled is None:
-            return other
-        _, K, _, D = filled._used().shape
-        parts = []
-        for buffer in buffers:
-            gap = longest - buffer.size
-            if gap:
-                parts_ = [mx.zeros((1, K, gap, D), filled._used().dtype)]
-                parts.append(mx.concatenate([*parts_, buffer._used()] if buffer.size else parts_, axis=2))
-            else:
-                parts.append(buffer._used())
-        other._data, other.size = mx.concatenate(parts, axis=0), longest
-        return other
-
-    def row(self, index: int, padding: int) -> DenseBuffer:
-        other = DenseBuffer()
-        if self.size > padding:
-            other._data, other.size = self._used()[index : index + 1, :, padding:], self.size - padding
-        return other
 
     def _used(self) -> mx.array:
         assert self._data is not None
@@ -218,31 +198,25 @@ class QuantizedBuffer:
         for array in packed[1:2] or arrays[:1]:
             self._dtype = array.dtype
 
+    def tail(self, start: int) -> list[mx.array]:
+        plain = self._plain.size
+        return self._plain.tail(min(start, plain)) + [a for b in self._packed for a in b.tail(max(start - plain, 0))]
+
+    def extend(self, arrays: list[mx.array]) -> None:
+        packed = arrays[-3:] if len(arrays) >= 3 else []
+        self._plain.extend(arrays[: len(arrays) - len(packed)])
+        for buffer, array in zip(self._packed, packed, strict=False):
+            buffer.append(array)
+        for array in packed[1:2] or arrays[:1]:
+            self._dtype = array.dtype
+
     @property
     def nbytes(self) -> int:
         return self._plain.nbytes + sum(b.nbytes for b in self._packed)
 
     @property
     def batch_key(self) -> Any:
-        """Rows that still fill their plain tokens go together, and rows that are past them."""
-        return ("quantized", self.bits, self.group_size, self.start, self._plain.size >= self.start)
-
-    @classmethod
-    def stack(cls, buffers: Sequence[QuantizedBuffer]) -> QuantizedBuffer:
-        first = buffers[0]
-        other = cls(first.bits, first.group_size, first.start)
-        other._dtype = first._dtype
-        other._plain = DenseBuffer.stack([b._plain for b in buffers])
-        other._packed = [DenseBuffer.stack([b._packed[i] for b in buffers]) for i in range(3)]
-        return other
-
-    def row(self, index: int, padding: int) -> QuantizedBuffer:
-        past = self._packed[0].size > 0  # where the padding stands
-        other = QuantizedBuffer(self.bits, self.group_size, self.start)
-        other._dtype = self._dtype
-        other._plain = self._plain.row(index, 0 if past else padding)
-        other._packed = [b.row(index, padding if past else 0) for b in self._packed]
-        return other
+        return ("quantized", self.bits, self.group_size, self.start)
 
     def copy(self) -> QuantizedBuffer:
         other = QuantizedBuffer(self.bits, self.group_size, self.start)

@@ -56,8 +56,23 @@ class FullCache:
 
     @state.setter
     def state(self, arrays: list[mx.array]) -> None:
+        self.keys.state, self.values.state = self._halves(arrays)
+
+    def tail(self, start: int) -> list[mx.array]:
+        """The part of the state that tokens from `start` on have added."""
+        return [*self.keys.tail(start), *self.values.tail(start)]
+
+    def extend(self, arrays: list[mx.array], count: int) -> None:
+        """Add a tail of `count` tokens of another cache."""
+        keys, values = self._halves(arrays)
+        self.keys.extend(keys)
+        self.values.extend(values)
+        self.offset += count
+
+    def _halves(self, arrays: list[mx.array]) -> tuple[list[mx.array], list[mx.array]]:
+        """Those of the keys and those of the values."""
         keys = len(arrays) if isinstance(self.values, NoBuffer) else len(arrays) // 2
-        self.keys.state, self.values.state = arrays[:keys], arrays[keys:]
+        return arrays[:keys], arrays[keys:]
 
     @property
     def counters(self) -> dict[str, int]:

@@ -12,16 +12,12 @@ from mlxgen.engine.token_trie import TokenTrie
 Key = tuple[Hashable, bool]
 
 
-class Shelf(Protocol):
-    """Where sequences outlive the process."""
+class LongStore(Protocol):
+    """Where sequences outlive the process; see mlxgen.engine.shelf."""
 
-    def find(self, key: Key, tokens: Sequence[int], more_than: int) -> TokenSequence | None:
-        """A sequence of as many of the first `tokens` as possible, if they are more than `more_than`."""
-        ...
+    def find(self, like: TokenSequence, tokens: Sequence[int], more_than: int) -> TokenSequence | None: ...
 
-    def add(self, sequence: TokenSequence) -> None:
-        """Keep a sequence, which must not change while this runs."""
-        ...
+    def add(self, sequence: TokenSequence) -> None: ...
 
 
 class PrefixStore:
@@ -31,16 +27,16 @@ class PrefixStore:
     shelf: keeps them for the next process too.
     """
 
-    def __init__(self, budget_bytes: int, shelf: Shelf | None = None):
+    def __init__(self, budget_bytes: int, shelf: LongStore | None = None):
         self.budget_bytes, self._shelf = budget_bytes, shelf
         self._tries: dict[Key, TokenTrie[TokenSequence]] = defaultdict(TokenTrie)
         self._entries: dict[int, TokenSequence] = {}  # by id, the least recently used first
 
-    def find(self, key: Key, tokens: Sequence[int], more_than: int = 0) -> TokenSequence | None:
-        """A new sequence of the longest beginning of `tokens` that is stored, if it has more than `more_than`."""
-        best, count = self._best(key, tokens)
+    def find(self, like: TokenSequence, tokens: Sequence[int], more_than: int = 0) -> TokenSequence | None:
+        """A sequence like another one, of the most of the first `tokens` that is stored, if more than `more_than`."""
+        best, count = self._best(like.key, tokens)
         if self._shelf is not None:
-            saved = self._shelf.find(key, tokens, max(count, more_than))
+            saved = self._shelf.find(like, tokens, max(count, more_than))
             if saved is not None:
                 self._keep(saved)
                 return saved

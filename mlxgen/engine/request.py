@@ -73,9 +73,9 @@ class Generation:
         """Its prompt is about to be computed, but for what is cached."""
         self.cached_tokens = cached_tokens
         request = self.request
-        self.state = request.sampler.start(request.prompt)
         self.guide = request.guide.start() if request.guide is not None else None
         self.speculator = request.speculation.start(self) if request.speculation is not None else None
+        self.state = request.sampler.start(request.prompt)  # last: it says that nothing is missing
 
     def follow(self, token: int) -> bool:
         """Tell the guide of a token that was handed out. True if the answer is whole, or its guide has failed."""

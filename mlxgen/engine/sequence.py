@@ -76,10 +76,16 @@ class TokenSequence:
         self.caches = self._new_caches()
         self.tokens, self.marks = [], {}
 
+    def empty(self) -> TokenSequence:
+        """Another one of the same kind without tokens."""
+        other = TokenSequence(self._new_caches, kind=self.kind, stride=self.stride)
+        other.long = self.long
+        return other
+
     def fork(self, count: int) -> TokenSequence:
         """Another sequence of the first `count` tokens, which must be in `reach`."""
-        other = TokenSequence(self._new_caches, kind=self.kind, stride=self.stride)
-        other.long, other.caches, other.tokens = self.long, self._copies(count), self.tokens[:count]
+        other = self.empty()
+        other.caches, other.tokens = self._copies(count), self.tokens[:count]
         other.marks = {place: mark for place, mark in self.marks.items() if place <= count}
         return other
 
@@ -93,7 +99,9 @@ class TokenSequence:
         """Make this a point to go back to, where that needs a copy."""
         if self.trims_freely or not self.stride:
             return
-        self.marks[len(self.tokens)] = tuple(None if cache.trims_freely else cache.copy() for cache in self.caches)
+        copies = [None if cache.trims_freely else cache.copy() for cache in self.caches]
+        _compact([cache for cache in copies if cache is not None])
+        self.marks[len(self.tokens)] = tuple(copies)
         places = sorted(self.marks)
         if len(places) > _MAX_MARKS:  # the newest stays; of the others goes the one that saves least
             gaps = {place: place - before for before, place in zip([0, *places], places[:-1], strict=False)}
@@ -117,11 +125,7 @@ class TokenSequence:
 
     def compact(self) -> None:
         """Hold the caches in arrays of their own that are just as large as needed."""
-        for cache in self.caches:
-            counters, state = cache.counters, [mx.contiguous(array) for array in cache.state]
-            cache.counters = counters  # type: ignore[misc]
-            cache.state = state  # type: ignore[misc]
-        mx.eval([cache.state for cache in self.caches])
+        _compact(self.caches)
 
     def _copies(self, count: int) -> list[LayerCache]:
         """The caches as they were after `count` tokens."""
@@ -142,3 +146,11 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
         if x != y:
             return place
     return min(len(a), len(b))
+
+
+def _compact(caches: Sequence[LayerCache]) -> None:
+    for cache in caches:
+        counters, state = cache.counters, [mx.contiguous(array) for array in cache.state]
+        cache.counters = counters  # type: ignore[misc]
+        cache.state = state  # type: ignore[misc]
+    mx.eval([cache.state for cache in caches])

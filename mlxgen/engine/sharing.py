@@ -26,7 +26,7 @@ def borrow(
     if sequence.kind is None:
         return
     if store is not None:
-        found = store.find(sequence.key, tokens, len(sequence.tokens))
+        found = store.find(sequence, tokens, len(sequence.tokens))
         if found is not None:
             sequence.adopt(found)
     lenders = [other for other in others if other.key == sequence.key]
@@ -53,9 +53,13 @@ def join_twins(generation: Generation, queue: Iterable[Generation]) -> list[Gene
     if generation.produced or sequence.kind is None:
         return []
     same = [g for g in queue if g.request.prompt == request.prompt and g.sequence.kind == sequence.kind]
-    twins = [g for g in same if g is not generation and g.state is None]
-    for twin in twins:
+    twins = []
+    for twin in [g for g in same if g is not generation and g.state is None]:
+        try:
+            twin.begin(cached_tokens=len(sequence.tokens))
+        except Exception:  # it will meet it again when it is its turn
+            continue
         twin.sequence.long = sequence.long
         twin.sequence.adopt(sequence.fork(len(sequence.tokens)))
-        twin.begin(cached_tokens=len(sequence.tokens))
+        twins.append(twin)
     return twins

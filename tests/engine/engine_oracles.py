@@ -1,4 +1,4 @@
-"""What the tests of the engine share: random requests, models and policies of every kind, and each request by itself."""
+"""What the tests of the engine share: random requests, models and policies of every kind, each request by itself."""
 
 import mlx.core as mx
 
