@@ -13,6 +13,21 @@ FinishReason = Literal["stop", "length", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculationStats:
+    """What became of guessed tokens. `skipped`: guesses that were not tried, as they would not have paid.
+
+    note: why there were no more guesses, if so.
+    """
+
+    checks: int  # forward passes that checked guesses
+    drafted: int  # tokens that were guessed
+    accepted: int  # of these, that were right
+    acceptance: float  # accepted / drafted
+    skipped: int
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stats:
     """Speed and memory of one answer; times in seconds of wall clock. A rate of 0 means too few tokens to measure."""
 
@@ -23,6 +38,7 @@ class Stats:
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     peak_memory_bytes: int
+    speculation: SpeculationStats | None = None  # where the configuration asks for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +57,8 @@ class Completion:
 
     finish_reason: "stop" at an end-of-sequence token or a stop text, "length" at max_tokens or the end of the
     context, "interrupted" when the caller stopped it.
+    complete: of an answer that must follow a rule (`json_schema`, `regex`, ...), whether the text, with the prefill in
+    front, is a whole one; always so where the answer ended by itself. None without a rule.
     """
 
     text: str
@@ -51,15 +69,17 @@ class Completion:
     seed: int
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] | None = None
+    complete: bool | None = None
 
     def __str__(self) -> str:
         return self.text
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as `output=json` prints it; `logprobs` only where they were asked for."""
+        """Plain data, as `output=json` prints it; `logprobs`, `complete` and `speculation` only where asked for."""
         data = dataclasses.asdict(self)
-        if self.logprobs is None:
-            del data["logprobs"]
+        for data_, name in ((data, "logprobs"), (data, "complete"), (data["stats"], "speculation")):
+            if data_[name] is None:
+                del data_[name]
         return data
 
 
@@ -92,7 +112,15 @@ class Answer:
         self._first = self._first or self._last
         self._count += 1
 
-    def completion(self, finish_reason: FinishReason, cached_tokens: int, seed: int) -> Completion:
+    def completion(
+        self,
+        finish_reason: FinishReason,
+        cached_tokens: int,
+        seed: int,
+        *,
+        complete: bool | None = None,
+        speculation: SpeculationStats | None = None,
+    ) -> Completion:
         return Completion(
             text="".join(self.texts),
             tokens=list(self.tokens),
@@ -100,11 +128,12 @@ class Answer:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=len(self.tokens),
             seed=seed,
-            stats=self._stats(cached_tokens),
+            stats=self._stats(cached_tokens, speculation),
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
+            complete=complete,
         )
 
-    def _stats(self, cached_tokens: int) -> Stats:
+    def _stats(self, cached_tokens: int, speculation: SpeculationStats | None) -> Stats:
         ttft = (self._first or self._last) - self._started
         decode = self._last - (self._first or self._last)
         return Stats(
@@ -115,4 +144,5 @@ class Answer:
             prefill_tokens_per_s=(self.prompt_tokens - cached_tokens) / ttft if ttft else 0.0,
             decode_tokens_per_s=(self._count - 1) / decode if decode else 0.0,
             peak_memory_bytes=peak_memory_bytes(),
+            speculation=speculation,
         )

@@ -12,18 +12,20 @@ from mlxgen.blueprint import DecoderSpec
 from mlxgen.build import build
 from mlxgen.cache import Rows, load_caches, merge, save_caches
 from mlxgen.completion import Answer, Chunk, Completion, FinishReason, TokenLogprob
-from mlxgen.config import Config, load_config
+from mlxgen.config import RULES, Config, load_config, read_file
 from mlxgen.engine import Engine, Generation, Parts, Request, TextAssembler, Token, TokenSequence
 from mlxgen.errors import ConfigError, RequestError, did_you_mean
+from mlxgen.guiding import Guides, rule_of
 from mlxgen.loading import load
 from mlxgen.prompting import Prompt, encode_prompt, goes_on
 from mlxgen.protocols import Tokenizer
-from mlxgen.sampler import Effective, Sampler, effective, known_stages, logprobs, sample
+from mlxgen.sampler import Effective, Sampler, effective, known_stages, logprobs, sample, sample_ahead
 from mlxgen.schema import parse
+from mlxgen.speculating import check_speculation, open_speculation, speculation_stats
 from mlxgen.tokenizer import open_tokenizer
 
 _PER_REQUEST = (
-    "system", "prefill", "raw", "max_tokens", "stop", "seed", "logprobs", "top_logprobs", "prefill_chunk",
+    "system", "prefill", "raw", "max_tokens", "stop", "seed", "logprobs", "top_logprobs", "prefill_chunk", *RULES,
 )  # fmt: skip
 
 
@@ -48,6 +50,9 @@ class Pipeline:
         self._eos_ids: frozenset[int] = frozenset()
         self._vocab_size: int | None = None
         self.sampler(Settings(config=config))  # a wrong setting must not wait for the weights
+        check_speculation(config)
+        if (rule := rule_of(config)) is not None:
+            rule.check()
         self._loaded = loaded = load(config.model, config.architecture, config.config_dirs)
         self.decoder = loaded.decoder
         self.tokenizer: Tokenizer = open_tokenizer(loaded.checkpoint, config.tokenizer)
@@ -55,7 +60,10 @@ class Pipeline:
         self._vocab_size = self.spec.vocab_size
         self._eos_ids = loaded.eos_ids | self.tokenizer.eos_ids | self._own_eos_ids()
         self.new_sequence()  # a policy that can't serve this model says so now
-        self.engine = Engine(self.decoder, Parts(sample=sample, logprobs=logprobs, merge=merge, rows=Rows))
+        self._guides = Guides(self.tokenizer, self.spec.vocab_size, self._eos_ids)
+        self._speculation = open_speculation(config, self.spec, self.tokenizer)
+        parts = Parts(sample=sample, logprobs=logprobs, merge=merge, rows=Rows, sample_ahead=sample_ahead)
+        self.engine = Engine(self.decoder, parts)
 
     @property
     def spec(self) -> DecoderSpec:
@@ -65,7 +73,8 @@ class Pipeline:
         """Answer a text, a conversation (a list of messages), or a list of token ids.
 
         overrides: `system`, `prefill`, `raw`, `max_tokens`, `stop`, `seed`, `logprobs`, `top_logprobs`, `tools`,
-        `template_args`, and any sampler value (`temperature=0.7`, `top_p=0.9`).
+        `template_args`, any sampler value (`temperature=0.7`, `top_p=0.9`), and one rule for the answer: `json_schema`
+        (a mapping, JSON text or a Path), `regex`, `grammar` (a text or a Path), or `choice` (a list of texts).
         Raises ConfigError for these, RequestError for a prompt that is empty or longer than the model's context.
         """
         *_, last = self.stream(prompt, **overrides)
@@ -113,7 +122,10 @@ class Pipeline:
             if key not in known_stages() and key != "order":
                 known = [*_PER_REQUEST, "tools", "template_args", *known_stages()]
                 raise ConfigError(f"`{key}` is not a key of a request.{did_you_mean(key, known)}")
-        config = replace(self.config, **{k: v for k, v in own.items() if v is not None})
+        own = {k: read_file(k, v) if isinstance(v, Path) else v for k, v in own.items() if v is not None}
+        if not own.keys().isdisjoint(RULES):  # instead of the configuration's
+            own = {**dict.fromkeys(RULES), **own}
+        config = replace(self.config, **own)
         config = parse(Config, {f: getattr(config, f) for f in config.__dataclass_fields__}, "")
         return Settings(config=config, sampling=overrides, tools=tools, template_args=template_args)
 
@@ -171,8 +183,9 @@ class Pipeline:
         """
         config = settings.config
         stop = (config.stop,) if isinstance(config.stop, str) else config.stop or ()
-        assembler = TextAssembler(self.tokenizer.stream(continues=continues), stop)
         request = self._request(ids, settings)
+        # A rule says itself whether the text begins with a space.
+        assembler = TextAssembler(self.tokenizer.stream(continues=continues or request.guide is not None), stop)
         answer = Answer(len(ids), request.top_logprobs >= 0)
         generation = self.engine.submit(request, sequence)
         reason: FinishReason = "length"
@@ -191,12 +204,26 @@ class Pipeline:
             reason = "interrupted"
         finally:
             self.engine.cancel(generation)
+        if generation.finish == "stop" and reason == "length":  # an answer that nothing can follow
+            reason = "stop"
         rest = assembler.finish()
         if assembler.stopped and reason == "length":  # a stop text that had to wait for the end of the answer
             reason = "stop"
         answer.texts.append(rest)
-        completion = answer.completion(reason, generation.cached_tokens, request.sampler.seed)
+        completion = answer.completion(
+            reason,
+            generation.cached_tokens,
+            request.sampler.seed,
+            complete=self._complete(generation, answer, stopped=assembler.stopped or reason == "interrupted"),
+            speculation=speculation_stats(generation),
+        )
         yield Chunk(text=rest, finish_reason=reason, completion=completion)
+
+    def _complete(self, generation: Generation, answer: Answer, *, stopped: bool) -> bool | None:
+        """Whether an answer is whole by its rule. One that was stopped may end anywhere in what the guide has seen."""
+        if generation.guide is None:
+            return None
+        return generation.request.guide.accepts("".join(answer.texts)) if stopped else generation.guide.complete
 
     def _tokens(self, generation: Generation) -> Generator[Token, None, None]:
         """The tokens of one generation, while the engine serves all. Raises what its row failed with."""
@@ -236,6 +263,8 @@ class Pipeline:
             eos_ids=self._eos_ids,
             top_logprobs=min(config.top_logprobs, self.spec.vocab_size) if wanted else -1,
             prefill_chunk=config.prefill_chunk,
+            guide=self._guides.grammar(config),
+            speculation=self._speculation,
         )
 
     def _check_ids(self, ids: Sequence[Any]) -> list[int]:

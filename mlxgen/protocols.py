@@ -185,6 +185,17 @@ class Tokenizer(Protocol):
         """How one token of the vocabulary is written, for display."""
         ...
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of text that a token stands for; none for an id that no text uses.
+
+        Raises TokenizerError where they depend on the token before.
+        """
+        ...
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token is no part of the text, such as the end of a turn."""
+        ...
+
     def stream(self, *, skip_special: bool = True, continues: bool = False) -> TextStream:
         """`continues`: the text goes on in the middle, so a first space is not dropped."""
         ...

@@ -5,15 +5,17 @@ The one package that knows Hydra, and only while it composes: importing this imp
 
 from mlxgen.config.compose import checked, compose, load_config, recipe
 from mlxgen.config.folders import GROUPS, conf_dir, config_dirs, options
-from mlxgen.config.run import Config, ModelConfig, PackageConfig, TokenizerConfig
-from mlxgen.config.words import Overrides, read_overrides, sweep
+from mlxgen.config.run import RULES, Config, ModelConfig, PackageConfig, SpeculationConfig, TokenizerConfig
+from mlxgen.config.words import Overrides, read_file, read_overrides, sweep
 
 __all__ = [
     "GROUPS",
+    "RULES",
     "Config",
     "ModelConfig",
     "Overrides",
     "PackageConfig",
+    "SpeculationConfig",
     "TokenizerConfig",
     "checked",
     "compose",
@@ -21,6 +23,7 @@ __all__ = [
     "config_dirs",
     "load_config",
     "options",
+    "read_file",
     "read_overrides",
     "recipe",
     "sweep",

@@ -9,12 +9,12 @@ from typing import Any
 
 from mlxgen.config.folders import GROUPS, conf_dir, config_dirs
 from mlxgen.config.run import FROM_CALLER, Config
-from mlxgen.config.words import TEXTS, Overrides, read_overrides
+from mlxgen.config.words import FILES, LISTS, TEXTS, Overrides, read_overrides
 from mlxgen.errors import ConfigError
 from mlxgen.schema import parse, unknown_key
 
 # Never interpolated: text is taken as it stands; a blueprint's expressions need the checkpoint's config.json.
-_AS_WRITTEN = (*TEXTS, "stop", "architecture")
+_AS_WRITTEN = (*TEXTS, *FILES, *LISTS, "architecture")
 
 
 def load_config(

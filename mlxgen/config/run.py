@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mlxgen.errors import require
+from mlxgen.errors import ConfigError, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,24 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculationConfig:
+    """Where guesses of the next tokens come from. conf/speculation says what the fields are for."""
+
+    kind: Literal["none", "lookup", "draft"] = "none"
+    tokens: int = 4
+    ngram: int = 3
+    model: str | None = None
+    always: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.tokens >= 1, "tokens", "at least 1", self.tokens)
+        require(self.ngram >= 1, "ngram", "at least 1", self.ngram)
+
+
+RULES = ("json_schema", "regex", "grammar", "choice")  # for an answer; one at most
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run, checked. Parts that the user may replace stay plain data until they are built."""
 
@@ -50,6 +68,7 @@ class Config:
     tokenizer: TokenizerConfig
     cache: dict[str, Any]
     sampler: dict[str, Any]
+    speculation: SpeculationConfig
     task: dict[str, Any]
     prompt: str | None = None
     system: str | None = None
@@ -61,6 +80,10 @@ class Config:
     seed: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    json_schema: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: tuple[str, ...] | None = None
     prefill_chunk: int = 512
     output: Literal["text", "json", "jsonl"] = "text"
     stats: bool | Literal["auto"] = "auto"
@@ -74,6 +97,9 @@ class Config:
         require(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
         require(self.prefill_chunk >= 1, "prefill_chunk", "at least 1", self.prefill_chunk)
         require(self.top_logprobs >= 0, "top_logprobs", "at least 0", self.top_logprobs)
+        given = [rule for rule in RULES if getattr(self, rule) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"`{given[0]}` and `{given[1]}` must not be given together: an answer follows one rule.")
 
 
 FROM_CALLER = ("trust", "config_dirs", "variant")

@@ -17,8 +17,9 @@ from typing import Any
 from mlxgen.config.folders import GROUPS, choices, config_dirs, options
 from mlxgen.errors import ConfigError, did_you_mean, require
 
-TEXTS = ("prompt", "system", "prefill")  # taken literally, byte for byte
-_LISTS = ("stop", "trust")  # texts too, in a list of their own grammar
+TEXTS = ("prompt", "system", "prefill", "regex")  # taken literally, byte for byte
+FILES = ("json_schema", "grammar")  # texts, or the names of files that hold them
+LISTS = ("stop", "choice")  # texts, in a list of their own grammar
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
 # YAML writes .inf what Hydra's grammar writes inf.
 _YAML_INFINITY = re.compile(r"(?:(?<=[\[{,:\s])|^)([-+]?)\.(inf|nan)(?=[\]},\s]|$)")
@@ -56,8 +57,10 @@ def read_overrides(words: Sequence[str], config_dir: Path | None = None) -> Over
             groups["task"] = bare = _task(word, bare, dirs)
         elif name in TEXTS:
             literal[name] = value
-        elif name == "stop":
-            literal["stop"] = read_list(value)
+        elif name in FILES:
+            literal[name] = _text_or_file(name, value)
+        elif name in LISTS:
+            literal[name] = read_list(value)
         elif name == "trust":
             trust = tuple(read_list(value))
         elif name == "model":
@@ -81,7 +84,7 @@ def sweep(words: Sequence[str], config_dir: Path | None = None) -> list[tuple[li
 
 def _alternatives(word: str, dirs: Sequence[Path]) -> list[str]:
     name, value = _split(word)
-    if name is None or name in (*TEXTS, *_LISTS) or (name == "model" and Path(value).exists()):
+    if name is None or name in (*TEXTS, *FILES, *LISTS, "trust") or (name == "model" and Path(value).exists()):
         return [word]
     parsed = _parsed(f"{name}={value}")
     if parsed is None or not parsed.is_sweep_override():
@@ -178,6 +181,23 @@ def _parsed(word: str) -> Any:
 def quoted(text: str) -> str:
     """Text as one value of Hydra's override grammar."""
     return "'" + re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", r"\'") + "'"
+
+
+def _text_or_file(name: str, value: str) -> str:
+    try:
+        found = Path(value).expanduser().is_file()
+    except (OSError, ValueError, RuntimeError):  # a text that can't be a path
+        found = False
+    return read_file(name, Path(value)) if found else value
+
+
+def read_file(name: str, path: Path) -> str:
+    """The text of a file that the key `name` names. Raises ConfigError."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"`{name}` must be a file that can be read, but {path} can't: {why}.") from None
 
 
 def read_list(text: str) -> list[str]:

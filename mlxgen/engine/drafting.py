@@ -15,6 +15,7 @@ from mlxgen.engine.prefill import prefill
 from mlxgen.engine.request import Generation
 from mlxgen.engine.sequence import TokenSequence, common_length
 from mlxgen.engine.speculation import Costs, Guess, Speculator
+from mlxgen.engine.trial import take_back
 from mlxgen.protocols import LanguageModel
 
 _ODDS = 0.7
@@ -88,9 +89,10 @@ class _Drafter:
         """Forget the guesses that were wrong. The last known token is computed anew, for its logits."""
         sequence = self._sequence
         keep = min(common_length(sequence.tokens, known), len(known) - 1)
-        for cache in sequence.caches:
-            cache.trim(cache.offset - keep)
-        sequence.tokens = sequence.tokens[:keep]
+        if take_back(sequence.caches, sequence.caches[0].offset - keep):
+            sequence.tokens = sequence.tokens[:keep]
+        else:
+            sequence.reset()
 
     def _fitted(self, logits: mx.array) -> mx.array:
         """Logits [1, V] of the large model's vocabulary: some checkpoints pad it, each in its own way."""

@@ -1,7 +1,7 @@
 """Structured output: what an answer may be, and which tokens may come next (the llguidance library).
 
     vocabulary = Vocabulary(tokens, control=..., eos_ids=..., encode=...)
-    guide = Grammar(Constraint("regex", "[0-9]+"), vocabulary).start()
+    guide = Grammar(Constraint("regex", "[0-9]+").source(), "regex", vocabulary).start()
     (mask,) = guide.masks()          # [V], True for the tokens that may come next
     guide.advance(token)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mlxgen.errors import ConfigError
@@ -20,7 +19,8 @@ class Constraint:
     """One rule for a whole answer. `kind` is one of KINDS, and its key in the configuration.
 
     json_schema: a mapping, true, or JSON text. regex: the whole answer matches it (syntax of Rust's regex crate,
-    without look-around). grammar: Lark with a rule `start`, in llguidance's dialect, or llama.cpp's GBNF. choice: texts.
+    without look-around). grammar: Lark with a rule `start`, in llguidance's dialect, or llama.cpp's GBNF.
+    choice: texts.
     """
 
     kind: str
@@ -36,10 +36,7 @@ class Constraint:
         from llguidance import LLMatcher
 
         if problem := LLMatcher.validate_grammar(self.source(), limits=limits()):
-            raise self.refused(f"is none: {reason(problem)}")
-
-    def refused(self, why: str) -> ConfigError:
-        return ConfigError(f"`{self.kind}` must be {_RULES[self.kind]}, but {why}.")
+            raise refused(self.kind, f"is none: {reason(problem)}")
 
     def _schema(self) -> str:
         schema = self.value
@@ -47,22 +44,26 @@ class Constraint:
             try:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise self.refused(f"{_shortened(self.value)} is neither JSON nor a file ({error})") from None
+                raise refused(self.kind, f"{_shortened(self.value)} is neither JSON nor a file ({error})") from None
         if schema is True:
             schema = {}
         if not isinstance(schema, Mapping):
-            raise self.refused(f"is {_shortened(repr(schema))}")
+            raise refused(self.kind, f"is {_shortened(repr(schema))}")
         own = schema.get("x-guidance")
         options = {"whitespace_pattern": _JSON_SPACE, **(own if isinstance(own, Mapping) else {})}
         try:
             return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": options}}]})
         except (TypeError, ValueError, RecursionError) as error:
-            raise self.refused(f"holds what JSON can't: {error}") from None
+            raise refused(self.kind, f"holds what JSON can't: {error}") from None
 
     def _regex(self) -> str:
-        from llguidance import LLMatcher
+        from llguidance import regex_to_lark
 
-        return LLMatcher.grammar_from_regex(self._text())
+        text = self._text()
+        if (len(text) - len(text.rstrip("\\"))) % 2:
+            raise refused(self.kind, "ends with a backslash")
+        regex = regex_to_lark(text, use_ascii="d")  # digits are 0 to 9
+        return f"start: /{regex}/" if regex else 'start: ""'
 
     def _lark(self) -> str:
         from llguidance import grammar_from
@@ -71,21 +72,21 @@ class Constraint:
         try:
             return grammar_from("grammar" if "::=" in text else "lark", text)
         except ValueError as error:
-            raise self.refused(f"is none: {reason(str(error))}") from None
+            raise refused(self.kind, f"is none: {reason(str(error))}") from None
 
     def _choice(self) -> str:
         choices = self.value
         if not isinstance(choices, list | tuple) or not choices or not all(isinstance(c, str) for c in choices):
-            raise self.refused(f"is {choices!r}")
+            raise refused(self.kind, f"is {list(choices) if isinstance(choices, tuple) else choices!r}")
         return "start: " + " | ".join(json.dumps(choice) for choice in dict.fromkeys(choices))
 
     def _text(self) -> str:
         if not isinstance(self.value, str):
-            raise self.refused(f"is {self.value!r}")
+            raise refused(self.kind, f"is {self.value!r}")
         try:
             self.value.encode()
         except UnicodeEncodeError:
-            raise self.refused("has half of a surrogate pair") from None
+            raise refused(self.kind, "has half of a surrogate pair") from None
         return self.value
 
 
@@ -97,23 +98,15 @@ _RULES = {
 }
 
 
+def refused(kind: str, why: str) -> ConfigError:
+    return ConfigError(f"`{kind}` must be {_RULES[kind]}, but {why}.")
+
+
 def constraint_of(values: Mapping[str, Any]) -> Constraint | None:
-    """The rule among a request's values, None if there is none. Raises ConfigError if there are several."""
+    """The rule among a request's values, of which there is at most one."""
     given = [kind for kind in KINDS if values.get(kind) is not None]
-    if len(given) > 1:
-        raise ConfigError(f"`{given[0]}` and `{given[1]}` must not be given together: an answer follows one of them.")
-    if not given:
-        return None
-    value = values[given[0]]
-    return Constraint(given[0], _read(given[0], value) if isinstance(value, Path) else value)
-
-
-def _read(kind: str, path: Path) -> str:
-    try:
-        return path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"`{kind}` must be a file that can be read, but {path} can't: {why}.") from None
+    assert len(given) <= 1
+    return Constraint(given[0], values[given[0]]) if given else None
 
 
 def limits() -> Any:

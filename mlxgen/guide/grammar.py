@@ -12,34 +12,36 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.errors import ConfigError, RequestError
-from mlxgen.guide.constraint import Constraint, limits, reason
+from mlxgen.guide.constraint import limits, reason, refused
 from mlxgen.guide.vocabulary import Vocabulary
 
 _DEAD_END = "no token of the vocabulary can go on from here"
 
 
 class Grammar:
-    """A constraint that is ready for answers. Raises ConfigError if the constraint can't be read or satisfied."""
+    """A rule that is ready for answers. Raises ConfigError if it can't be read or satisfied.
 
-    def __init__(self, constraint: Constraint, vocabulary: Vocabulary):
+    source: of a Constraint. kind: its key in the configuration.
+    """
+
+    def __init__(self, source: str, kind: str, vocabulary: Vocabulary):
         from llguidance import LLMatcher
 
-        self.constraint, self.vocabulary = constraint, vocabulary
-        self._matcher = LLMatcher(vocabulary.library, constraint.source(), log_level=0, limits=limits())
+        self.kind, self.vocabulary = kind, vocabulary
+        self._matcher = LLMatcher(vocabulary.library, source, log_level=0, limits=limits())
         if self._matcher.is_error():
-            raise constraint.refused(f"is none: {reason(self._matcher.get_error())}")
+            raise refused(kind, f"is none: {reason(self._matcher.get_error())}")
         try:
             self.start().masks()
         except RequestError:
-            raise constraint.refused("no text of this vocabulary satisfies it") from None
+            raise refused(kind, "no text of this vocabulary satisfies it") from None
 
     def after(self, prefix: str) -> Grammar:
         """What may follow `prefix`. Raises ConfigError if no answer begins so."""
         other = copy.copy(self)
         other._matcher = self._matcher.deep_copy()
         if not _consume(other._matcher, self.vocabulary.spelled(prefix)):
-            kind = self.constraint.kind
-            raise ConfigError(f"`prefill` must begin an answer that `{kind}` allows, but is {prefix!r}.")
+            raise ConfigError(f"`prefill` must begin an answer that `{self.kind}` allows, but is {prefix!r}.")
         return other
 
     def start(self) -> Guide:
@@ -120,7 +122,7 @@ class Guide:
         return mx.array(bits.view(np.bool_))
 
     def _failed(self, why: str) -> RequestError:
-        return RequestError(f"`{self.grammar.constraint.kind}` can't be followed any further: {why}.")
+        return RequestError(f"`{self.grammar.kind}` can't be followed any further: {why}.")
 
 
 def _consume(matcher: Any, tokens: Sequence[int]) -> bool:

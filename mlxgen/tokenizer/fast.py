@@ -190,6 +190,19 @@ class FastTokenizer:
         except UnicodeDecodeError:
             return "".join(f"<0x{byte:02X}>" for byte in data)
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of text that a token stands for, of a control token those of its name; none for unused ids.
+
+        Raises TokenizerError for a vocabulary whose tokens are spelled by what stands before them.
+        """
+        if self._decoder.spell is None:
+            raise TokenizerError("the spelling of this tokenizer's tokens depends on the tokens before.")
+        return self._context_free(token)
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token is no part of the text, such as the end of a turn."""
+        return token in self._control
+
     @cached_property
     def _decoder(self) -> PieceDecoder:
         parts = (self.backend.decoder, self.backend.pre_tokenizer, self.backend.normalizer)

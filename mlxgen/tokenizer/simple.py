@@ -97,5 +97,11 @@ class NoTokenizer:
     def piece(self, token: int) -> str:
         return f"<{token}>"
 
+    def token_bytes(self, token: int) -> NoReturn:
+        raise TokenizerError("this model has no tokenizer, so its tokens spell nothing; set `tokenizer=auto`.")
+
+    def is_control(self, token: int) -> bool:
+        return False
+
     def stream(self, *, skip_special: bool = True, continues: bool = False) -> _Silent:
         return _Silent()

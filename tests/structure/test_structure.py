@@ -16,7 +16,8 @@ RANKS = {
     1: ("config", "build", "blueprint"),
     2: ("decoder", "cache", "sampler", "tokenizer", "checkpoint", "guide"),
     3: ("passes", "engine"),
-    4: ("training", "loading", "pipeline", "completion", "conversation", "prompting", "testing", "__init__"),
+    4: ("training", "loading", "pipeline", "completion", "conversation", "prompting", "guiding", "speculating", "testing",
+        "__init__"),
     5: ("serving", "tasks", "bench"),
     6: ("cli", "help", "tab_completion", "__main__"),
 }
