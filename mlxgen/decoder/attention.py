@@ -85,10 +85,8 @@ class Attention(nn.Module):
 
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """x [T, hidden] -> queries and keys side by side, and values."""
-        split = self.q_width + self.k_width
         if self.fused:
-            qkv = self["qkv_proj"](x)
-            qk, v = qkv[:, :split], qkv[:, split:]
+            qk, v = self["qkv_proj"].parts(x)
         else:
             qk, v = mx.concatenate([self["q_proj"](x), self["k_proj"](x)], axis=-1), self["v_proj"](x)
         if self.spec.qk_norm is not None and self.spec.qk_norm.scope == "width":

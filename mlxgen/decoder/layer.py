@@ -88,12 +88,17 @@ class DecoderLayer(nn.Module):
         if spec.scaled:
             self.layer_scale = mx.ones((1,))
         self.spec = spec
+        self.mixers = tuple(name for name in ("self_attn", "mixer") if name in self)
+        self.plain = self._is_plain()
         self.mask_kind = (attention.window, attention.chunk) if attention is not None else None
 
     def __call__(
         self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int, layer_input: mx.array | None = None
     ) -> mx.array:
         """x [T, hidden] -> [T, hidden]; `layer_input` is what this layer alone reads besides."""
+        if self.plain:
+            x = x + self[self.mixers[0]](self["attn_in_norm"](x), batch, cache, mask, length)
+            return x + self["mlp"](self["mlp_in_norm"](x))
         if self.spec.parallel:
             return self._parallel(x, batch, cache, mask, length)
         if self.spec.mixer is None:
@@ -108,10 +113,16 @@ class DecoderLayer(nn.Module):
             x = x + self["layer_input"](x, layer_input)
         return x * self["layer_scale"] if self.spec.scaled else x
 
+    def _is_plain(self) -> bool:
+        """Whether the layer is one mixer and one feed-forward block, each with a norm before it and no more."""
+        spec = self.spec
+        unusual = spec.parallel or spec.norm_stream or spec.stream_gains or spec.scaled or spec.layer_input is not None
+        outside = spec.attn_out_norm or spec.mlp_out_norm or spec.residual_scale != 1.0
+        return not unusual and not outside and len(self.mixers) == 1 and "mlp" in self
+
     def _mixed(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] through the layer's mixer, or the sum of its two."""
-        names = [name for name in ("self_attn", "mixer") if name in self]
-        outputs = [self[name](x, batch, cache, mask, length) for name in names]
+        outputs = [self[name](x, batch, cache, mask, length) for name in self.mixers]
         return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
 
     def _add(self, x: mx.array, h: mx.array, y: mx.array, block: str) -> mx.array:

@@ -31,7 +31,7 @@ class MLP(nn.Module):
         """x [T, hidden] -> [T, hidden]."""
         gate = None
         if self.fused:
-            gate, up = mx.split(self["gate_up_proj"](x), 2, axis=-1)
+            gate, up = self["gate_up_proj"].parts(x)
         else:
             up = self["up_proj"](x)
             if self.spec.gated:

@@ -8,27 +8,29 @@ from __future__ import annotations
 
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 
+from mlxgen.decoder.fused_linear import FusedLinear
+
+# Where, the fused module, what it replaces, and which of them are used side by side.
 _GROUPS = (
-    ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj")),
-    ("mixer", "in_proj", ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")),
-    ("mixer", "in_proj", ("q_proj", "k_proj", "v_proj", "g_a_proj", "b_proj", "f_a_proj")),
-    ("mlp", "gate_up_proj", ("gate_proj", "up_proj")),
+    ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj"), (2, 1)),
+    ("mixer", "in_proj", ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), (6,)),
+    ("mixer", "in_proj", ("q_proj", "k_proj", "v_proj", "g_a_proj", "b_proj", "f_a_proj"), (6,)),
+    ("mlp", "gate_up_proj", ("gate_proj", "up_proj"), (1, 1)),
 )
 
 
 def fuse_projections(layer: Any) -> None:
     """Fuse the projections of one decoder layer in place, where they are of one kind; else leave them."""
-    for parent, fused, names in _GROUPS:
+    for parent, fused, names, groups in _GROUPS:
         module = layer.get(parent)
         if module is None or not all(name in module for name in names) or "fused" not in module.__dict__:
             continue
         parts = [module[name] for name in names]
         if not _alike(parts):
             continue
-        module[fused] = _concatenated(parts)
+        module[fused] = FusedLinear(parts, groups)
         for name in names:
             del module[name]
         module.fused = True
@@ -42,10 +44,3 @@ def _alike(parts: list[nn.Module]) -> bool:
     plain = all(type(m) in (nn.Linear, nn.QuantizedLinear) for m in parts)
     return plain and all(kind(m) == kind(parts[0]) for m in parts)
 
-
-def _concatenated(parts: list[nn.Module]) -> nn.Module:
-    """The first module, holding the rows of all."""
-    first = parts[0]
-    for name in list(first):
-        first[name] = mx.concatenate([m[name] for m in parts], axis=0)
-    return first
