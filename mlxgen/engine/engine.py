@@ -1,7 +1,7 @@
-"""The autoregressive loop, for one request or many: prompts are computed once (prefill), then one token at a time (decode).
+"""The autoregressive loop for any number of requests: prompts computed once (prefill), then token by token (decode).
 
-A request alone is a batch of one. The loop runs one step ahead: while the host looks at a step's tokens, the device already
-computes the next step.
+A request alone is a batch of one. The loop runs one step ahead: while the host looks at a step's tokens, the device
+already computes the next step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxgen.engine.beam import BeamSearch, check_beams
 from mlxgen.engine.guided import guided
 from mlxgen.engine.lane import Lane
 from mlxgen.engine.prefill import prefill_chunk
@@ -31,9 +32,9 @@ _CLEAR_EVERY = 256
 class Parts:
     """The functions that the engine calls and does not know.
 
-    sample: (logits [B, V], samplers, states) -> (tokens [B], states), lazy; a token below 0 says that a row's logits were
-    no numbers. logprobs: (logits [1, V], token [1], how many) -> an object with `chosen`, `top_ids` and `top`.
-    merge, rows: see mlxgen.cache. sample_ahead: for speculation, see mlxgen.sampler.
+    sample: (logits [B, V], samplers, states) -> (tokens [B], states), lazy; a token below 0 says that a row's logits
+    were no numbers. logprobs: (logits [1, V], token [1], how many) -> an object with `chosen`, `top_ids` and `top`.
+    merge, rows: see mlxgen.cache. sample_ahead, for speculation, and candidates, for beams: see mlxgen.sampler.
     """
 
     sample: Callable[..., Any]
@@ -41,6 +42,7 @@ class Parts:
     merge: Callable[..., Any]
     rows: Callable[..., Any]
     sample_ahead: Callable[..., Any] | None = None
+    candidates: Callable[..., Any] | None = None
 
 
 class Engine:
@@ -61,7 +63,9 @@ class Engine:
         self._steps = 0
 
     def submit(self, request: Request, sequence: TokenSequence) -> Generation:
-        """Queue a request on caches that may hold a beginning of its prompt already. Raises FitError."""
+        """Queue a request on caches that may hold a beginning of its prompt already. Raises FitError, RequestError."""
+        if request.beams > 1:
+            check_beams(request, self.model.recompute_at)
         generation = Generation(request=request, sequence=sequence, arrival=self._arrivals)
         self._arrivals += 1
         if not request.max_tokens:
@@ -71,7 +75,7 @@ class Engine:
         return generation
 
     def step(self) -> bool:
-        """Decode one token of every running request, then compute one chunk of one prompt. False if there was nothing."""
+        """Decode one token of every running request, then compute one chunk of one prompt. False if nothing ran."""
         _, evicted = self.scheduler.admit()
         for generation in evicted:
             self._suspend(generation)
@@ -124,7 +128,12 @@ class Engine:
             tokens, after = self._pick_each(rows, scores)
         for generation, state in zip(rows, after, strict=True):
             generation.state = state
-        extras = [self.extra(g, logits[i : i + 1], tokens[i : i + 1]) for i, g in enumerate(rows)]
+        extras = [
+            self.extra(g, logits[i : i + 1], tokens[i : i + 1])
+            if g.search is None
+            else self._ways_on(g, logits[i : i + 1], scores[i : i + 1], states[i])
+            for i, g in enumerate(rows)
+        ]
         mx.async_eval(tokens)
         return Step(list(rows), tokens, extras, states)
 
@@ -147,6 +156,18 @@ class Engine:
         top = generation.request.top_logprobs
         return self.parts.logprobs(logits, token, top) if top >= 0 else None
 
+    def _ways_on(self, generation: Generation, logits: mx.array, scores: mx.array, state: Any) -> Any:
+        """The best next tokens of a beam, twice as many as there are beams, as some may end it; None if that fails."""
+        request = generation.request
+        assert self.parts.candidates is not None
+        try:
+            return self.parts.candidates(
+                logits, scores, request.sampler, state, 2 * request.beams, request.top_logprobs
+            )
+        except Exception as error:
+            generation.error = error
+            return None
+
     def _prefill_chunk(self, generation: Generation) -> None:
         """Compute the next chunk of a prompt; with its last one comes the first token."""
         sequence, tokens = generation.sequence, generation.known
@@ -155,6 +176,8 @@ class Engine:
         logits = prefill_chunk(self.model, sequence, tokens, generation.request.prefill_chunk)
         if logits is not None:
             rows = [generation, *join_twins(generation, self.scheduler.prefilling)]
+            for row in rows:
+                row.search = BeamSearch(row) if row.request.beams > 1 else None
             step = self.pick(rows, mx.repeat(logits, len(rows), axis=0) if len(rows) > 1 else logits)
             for row in rows:
                 self.scheduler.ready(row)
@@ -186,6 +209,8 @@ class Engine:
         for lane in self._lanes.values():
             lane.leave([generation])
         generation.sequence.reset()
+        if generation.search is not None:  # it begins anew
+            generation.search = generation.state = None
 
     def _guarded(self, generation: Generation, work: Callable[[], None]) -> None:
         try:

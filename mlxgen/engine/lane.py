@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlxgen.engine.batch import Batch
+from mlxgen.engine.beam import grow_beams
 from mlxgen.engine.request import Finish, Generation, Token
 from mlxgen.engine.sequence import TokenSequence
 from mlxgen.engine.speculation import TOO_LITTLE_SLACK, Speculator
@@ -47,13 +48,14 @@ class Lane:
             self._trial.row.state, self._trial = self._trial.before[0], None
             self._batch.change([])
         step = self._step
-        if step is None or not any(g in step.rows for g in rows):
+        if step is None or not any(g.owner in rows for g in step.rows):
             return
         for generation, state in zip(step.rows, step.before, strict=True):
             if generation in rows:
                 generation.state = state
-        self._step = step.only([i for i, g in enumerate(step.rows) if g not in rows])
-        self._batch.change([s for s in self._batch.sequences if s not in [g.sequence for g in rows]])
+        gone = [g.sequence for g in step.rows if g.owner in rows]
+        self._step = step.only([i for i, g in enumerate(step.rows) if g.owner not in rows])
+        self._batch.change([s for s in self._batch.sequences if s not in gone])
 
     def give_back(self, sequence: TokenSequence) -> None:
         """Let a sequence hold its own caches until the next forward pass."""
@@ -73,12 +75,14 @@ class Lane:
         if not checked:
             self._measure(step, time.perf_counter() - start)
         given = zip(step.rows, values, step.extras, strict=True)
-        finished = [g for g, value, extra in given if self._give(g, value, extra)]
+        finished = [g for g, value, extra in given if g.search is None and self._give(g, value, extra)]
         keep = [i for i, g in enumerate(step.rows) if g not in finished]
         self._step = (ahead or step).only(keep)
         if finished:  # their caches are their own again
             self._batch.change([s for s in self._batch.sequences if s not in [g.sequence for g in finished]])
             self._steady = False
+        if any(g.search for g in step.rows):
+            finished += self._grow([values[i] for i in keep])
         if self._step is not None and logits is None:
             self._step = self._next(self._step)
         elif self._step is not None and ahead is None:  # the device has been at work while guides looked at the tokens
@@ -91,7 +95,11 @@ class Lane:
         """Whether the host must see this step's tokens before the next step can start."""
         limit = self._engine.model.recompute_at
         for g in step.rows:
-            if len(g.produced) + 1 >= g.request.max_tokens or (not self._long and len(g.known) == limit):
+            if (
+                g.search is not None
+                or len(g.produced) + 1 >= g.request.max_tokens
+                or (not self._long and len(g.known) == limit)
+            ):
                 return True
         speculator = self._speculator(step)
         return speculator is not None and speculator.hopeful(step.rows[0])
@@ -114,6 +122,15 @@ class Lane:
         generation.waiting.append(token)
         ends |= generation.follow(value)
         return ends or len(generation.produced) >= request.max_tokens
+
+    def _grow(self, values: Sequence[int]) -> list[Generation]:
+        """Let beams grow; returns the requests whose search is over."""
+        assert self._step is not None
+        self._step, ended = grow_beams(self._step, values, lambda: self._batch.change([]))
+        staying = [g.sequence for g in self._step.rows] if self._step is not None else []
+        if not all(s in staying for s in self._batch.sequences):
+            self._batch.change([s for s in self._batch.sequences if s in staying])
+        return ended
 
     def _settle(self, generation: Generation) -> None:
         last = generation.produced[-1] if generation.produced else None

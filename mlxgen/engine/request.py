@@ -18,6 +18,8 @@ class Request:
     guide: has `start() -> protocols.Guide`, which says what the answer may be.
     speculation: has `start(generation) -> mlxgen.engine.speculation.Speculator`; used while the request runs alone.
     priority: the higher goes first.
+    beams: more than 1 for a beam search, which takes that many rows and gives the `best` answers when it is over; see
+        mlxgen.engine.beam.
     """
 
     prompt: tuple[int, ...]
@@ -29,6 +31,9 @@ class Request:
     priority: int = 0
     guide: Any = None
     speculation: Any = None
+    beams: int = 1
+    best: int = 1
+    length_penalty: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +59,23 @@ class Generation:
     state: Any = None  # of the sampler
     guide: Guide | None = None
     speculator: Any = None
+    search: Any = None  # mlxgen.engine.beam.BeamSearch
     cached_tokens: int = 0  # of the prompt, that the sequence held already
     produced: list[int] = field(default_factory=list)
     finish: Finish | None = None
     error: Exception | None = None
     waiting: deque[Token] = field(default_factory=deque)
+    score: float | None = None  # of an answer of a beam search
+    others: list[Generation] = field(default_factory=list)  # the next best answers of a beam search
 
     @property
     def done(self) -> bool:
         return self.finish is not None
+
+    @property
+    def owner(self) -> Generation:
+        """The request's own generation, if this is one of its beams."""
+        return self if self.search is None else self.search.owner
 
     @property
     def known(self) -> list[int]:

@@ -1,7 +1,7 @@
 """Who computes next: plain Python over plain numbers, no arrays.
 
-Requests wait until there is room, then their prompts are computed in chunks, one chunk at a time between steps of decode, so a long
-prompt stalls nobody for longer than one chunk. Higher priority goes first, then who came first.
+Requests wait until there is room, then their prompts are computed in chunks, one chunk at a time between steps of
+decode, so a long prompt stalls nobody for longer than one chunk. Higher priority goes first, then who came first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ class Scheduler:
 
     def add(self, generation: Generation) -> None:
         """Queue a request. Raises FitError if it could never be admitted."""
-        need = self.cost(generation)
+        need = self._need(generation)
+        if generation.request.beams > self.max_rows:
+            raise FitError(
+                f"`beams` must be at most {self.max_rows}, the rows of a batch, but is {generation.request.beams}."
+            )
         if self.budget_bytes is not None and need > self.budget_bytes:
             raise FitError(
                 f"the request needs {need:,} bytes of cache, but the budget is {self.budget_bytes:,}; "
@@ -74,7 +78,9 @@ class Scheduler:
         """Which admitted requests of lower priority must go for this one to fit; None if that is not enough."""
         admitted = [*self.prefilling, *self.running]
         victims: list[Generation] = []
-        lower = sorted((g for g in admitted if g.request.priority < candidate.request.priority), key=_rank, reverse=True)
+        lower = sorted(
+            (g for g in admitted if g.request.priority < candidate.request.priority), key=_rank, reverse=True
+        )
         while not self._fits([g for g in admitted if g not in victims], candidate):
             if not lower:
                 return None
@@ -82,11 +88,15 @@ class Scheduler:
         return victims
 
     def _fits(self, admitted: list[Generation], candidate: Generation) -> bool:
-        if len(admitted) >= self.max_rows:
+        together = [*admitted, candidate]
+        if sum(generation.request.beams for generation in together) > self.max_rows:
             return False
-        if self.budget_bytes is None:
-            return True
-        return sum(map(self.cost, admitted)) + self.cost(candidate) <= self.budget_bytes
+        return self.budget_bytes is None or sum(map(self._need, together)) <= self.budget_bytes
+
+    def _need(self, generation: Generation) -> int:
+        """Each beam has its own caches, and the prompt's are kept to copy from."""
+        beams = generation.request.beams
+        return self.cost(generation) * (1 if beams == 1 else beams + 1)
 
 
 def _rank(generation: Generation) -> tuple[int, int]:
