@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlxgen.errors import EXIT_INTERRUPTED, EXIT_MEMORY, EXIT_OK, ConfigError, MlxgenError, did_you_mean
 

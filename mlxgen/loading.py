@@ -144,7 +144,9 @@ def _check_keys(blueprint: Blueprint, config: Mapping[str, Any], folders: Sequen
     stops, unknown = blueprint.unread(config, folders)
     if stops:
         named = ", ".join(f"`{key}` {str(config[key])[:40]}" for key in stops)
-        text = f"config.json: {named}: it changes what a model computes, but blueprint {blueprint.name} does not read it"
+        text = (
+            f"config.json: {named}: it changes what a model computes, but blueprint {blueprint.name} does not read it"
+        )
         if strict:
             raise ModelError(f"{text}; model.strict=false loads all the same.")
         warnings.warn(f"{text}.", stacklevel=2)

@@ -1,4 +1,4 @@
-"""The only module that knows all the parts: it assembles tokenizer, decoder, cache policy and sampler into one graph."""
+"""Knows all the parts: assembles tokenizer, decoder, cache policy and sampler into one graph."""
 
 from __future__ import annotations
 
@@ -165,7 +165,9 @@ class Pipeline:
         for end in self.config.eos:
             found = self.tokenizer.encode(end, add_special=False, parse_special=True) if isinstance(end, str) else [end]
             if len(found) != 1 or not 0 <= found[0] < self.spec.vocab_size:
-                raise ConfigError(f"`eos` must name tokens of the vocabulary, but {end!r} is {len(found)} tokens: {found}.")
+                raise ConfigError(
+                    f"`eos` must name tokens of the vocabulary, but {end!r} is {len(found)} tokens: {found}."
+                )
             ids |= set(found)
         return ids
 

@@ -100,7 +100,9 @@ def speed(folder: Path, their_blas: str, prompt_tokens: int, new_tokens: int, re
     finally:
         for worker in workers:
             worker.close()
-    bars, case = ((">= 10", ">= 2.5"), "as pip installs") if their_blas == "off" else ((">= 1.0", ">= 1.1"), "same BLAS")
+    bars, case = (
+        ((">= 10", ">= 2.5"), "as pip installs") if their_blas == "off" else ((">= 1.0", ">= 1.1"), "same BLAS")
+    )
     return [
         row(f"SmolLM2 float32, {case}: prefill of {prompt_tokens}", "tok/s", *prefill, bars[0]),
         row(f"SmolLM2 float32, {case}: decode of {new_tokens}", "tok/s", *decode, bars[1]),

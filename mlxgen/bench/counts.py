@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+import mlxgen.device
 
 # isort: split
 import mlx.core as mx

@@ -17,6 +17,11 @@ def float32_folder(config: Config, folder: Path) -> Path:
     model = dataclasses.replace(config.model, fuse=False, dequantize=True, dtype="float32")
     loaded = load(model, dirs=config.config_dirs)
     blueprint = find_blueprint(loaded.checkpoint.config, [d / "architecture" for d in config.config_dirs])
-    save_weights(loaded.decoder, blueprint.weights(loaded.checkpoint.config), {**loaded.checkpoint.config, "torch_dtype": "float32"}, folder)
+    save_weights(
+        loaded.decoder,
+        blueprint.weights(loaded.checkpoint.config),
+        {**loaded.checkpoint.config, "torch_dtype": "float32"},
+        folder,
+    )
     open_tokenizer(loaded.checkpoint, config.tokenizer).save(folder)  # type: ignore[attr-defined]
     return folder

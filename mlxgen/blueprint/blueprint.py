@@ -40,7 +40,7 @@ class Blueprint:
         return build_spec(self.tree, HfConfig(config), frozenset(weight_names or ()))
 
     def unread(self, config: Mapping[str, Any], folders: Sequence[Path]) -> tuple[list[str], list[str]]:
-        """Keys of this config.json that the blueprint does not read: (known to change a computation, unknown to all)."""
+        """Keys of this config.json that the blueprint does not read: (known to change the model, unknown to all)."""
         hf = HfConfig(config)
         build_spec(self.tree, hf, frozenset())
         build_weight_rules(self.tree, hf)

@@ -1,8 +1,8 @@
 """Keys of a config.json that a blueprint does not read: which may be passed over, and which must not.
 
-A wrong result that looks right is the worst outcome, so a key that is known to change the computation, has a value that is
-not neutral, and is not read by the blueprint, stops the load. The known keys are those that any blueprint reads, and those of the
-config classes of transformers' causal language models (config_keys.txt).
+A wrong result that looks right is the worst outcome, so a key that is known to change the computation, has a value
+that is not neutral, and is not read by the blueprint, stops the load. The known keys are those that any blueprint
+reads, and those of the config classes of transformers' causal language models (config_keys.txt).
 """
 
 from __future__ import annotations
@@ -63,7 +63,12 @@ def unread(config: Mapping[str, Any], read: Iterable[str], folders: Sequence[Pat
     covered = set(read)
     stops, unknown = [], []
     for key, value in config.items():
-        if key in covered or key in _SIZES or _IGNORED.fullmatch(key) or any(value is n or value == n for n in _NEUTRAL):
+        if (
+            key in covered
+            or key in _SIZES
+            or _IGNORED.fullmatch(key)
+            or any(value is n or value == n for n in _NEUTRAL)
+        ):
             continue
         if _covered_by_alias(key, value, config, covered):
             continue
@@ -75,7 +80,9 @@ def _covered_by_alias(key: str, value: Any, config: Mapping[str, Any], read: set
     for group in _SAME:
         if key in group:
             others = [k for k in group if k in read and k in config]
-            return any(config[k] == value for k in others) or (key.startswith(("rope", "rotary", "partial")) and bool(others))
+            return any(config[k] == value for k in others) or (
+                key.startswith(("rope", "rotary", "partial")) and bool(others)
+            )
     return False
 
 

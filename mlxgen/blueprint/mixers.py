@@ -15,7 +15,8 @@ from mlxgen.errors import require
 class QkNormSpec:
     """Norm of queries and keys, before or after rope.
 
-    head: over each head, with one weight for all heads; per_head: with a weight for each; width: over all heads at once.
+    head: over each head, with one weight for all heads; per_head: with a weight for each; width: over all heads at
+    once.
     """
 
     norm: NormSpec

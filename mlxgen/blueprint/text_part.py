@@ -1,7 +1,7 @@
 """Vision-language checkpoints: only their text part is loaded.
 
-Their config.json keeps the language model's keys under `text_config`, and their tensors carry a prefix. What belongs to the
-eyes and ears is left out.
+Their config.json keeps the language model's keys under `text_config`, and their tensors carry a prefix. What belongs
+to the eyes and ears is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from typing import Any
 _SHARED = ("tie_word_embeddings", "eos_token_id", "bos_token_id", "vocab_size", "quantization", "quantization_config")
 
 # The text model's type, for wrappers whose `text_config` does not say it.
-_TEXT_TYPES = {"llava": "llama", "pixtral": "mistral", "mistral3": "mistral", "qwen2_5_vl": "qwen2_vl", "llama4": "llama4_text"}
+_TEXT_TYPES = {
+    "llava": "llama",
+    "pixtral": "mistral",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_vl",
+    "llama4": "llama4_text",
+}
 
 _PREFIXES = {
     "model.language_model.": "model.",
@@ -22,8 +28,9 @@ _PREFIXES = {
     "model.text_model.": "model.",
 }
 _OTHER_SENSES = (
-    "vision_tower.", "vision_model.", "visual.", "vision_embed", "multi_modal_projector.", "mm_projector.", "connector.",
-    "patch_merge", "audio_tower.", "audio_model.", "embed_vision.", "embed_audio.", "image_newline",
+    "vision_tower.", "vision_model.", "visual.", "vision_embed", "multi_modal_projector.", "mm_projector.",
+    "connector.", "patch_merge", "audio_tower.", "audio_model.", "embed_vision.", "embed_audio.",
+    "image_newline",
 )  # fmt: skip
 
 

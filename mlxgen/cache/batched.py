@@ -1,159 +1,158 @@
 """Keys and values of several sequences as one, for decoding them together.
 
-All rows end with the same slot, and shorter ones are padded in front. A batch is built from the rows' own caches and gives
-them back; what a row's layer remembers never depends on its neighbours.
+What a row's layer remembers never depends on its neighbours. The slots of a row begin with its first token, so those
+that a token sees are the first ones, for every kind of cache: windows are rings.
 
-Shapes: B rows, K heads, S slots, D head_dim.
+Shapes: B rows, S slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from mlxgen.cache.layer_cache import FullCache, WindowCache
 from mlxgen.cache.rows import Rows
+from mlxgen.cache.slots import rows_like
 
 Attention = Callable[..., mx.array]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Where a token's keys and values are: slots 0, 1, 2, ...; with a window the newest take the oldest's place, but
+    for the first `sinks`.
+    """
+
+    window: int | None = None
+    sinks: int = 0
+    chunked: bool = False
+
+    def slot(self, position: int) -> int:
+        if self.window is None or position < self.sinks:
+            return position
+        return self.sinks + (position - self.sinks) % self.window
+
+    def fill(self, count: int) -> int:
+        """Slots that `count` tokens take."""
+        return count if self.window is None else min(count, self.sinks + self.window)
+
+    def visible(self, position: int) -> int:
+        """How many slots the token at a position sees, its own included."""
+        if self.chunked and self.window is not None:
+            return position % self.window + 1
+        return self.fill(position + 1)
+
+    def newest(self, count: int) -> tuple[int, list[int]]:
+        """(tokens between the sinks and the oldest that is kept, the slots of all that are kept in their order)."""
+        fill = self.fill(count)
+        dropped = count - fill
+        return dropped, [*range(self.sinks), *(self.slot(p) for p in range(self.sinks + dropped, count))]
 
 
 class BatchedKV:
     """Keys and values of one layer, of rows whose caches have the same batch key. Takes one token a row."""
 
+    stale = False
+
     def __init__(self, caches: Sequence[FullCache], rows: Rows):
         first = caches[0]
-        self.rows = rows
-        self.window = first.window if isinstance(first, WindowCache) else None
-        self.chunked = isinstance(first, WindowCache) and first.chunked
-        self.sinks = first.sinks if isinstance(first, WindowCache) else 0
-        self._like = first
-        self.keys = type(first.keys).stack([_newest(c, c.keys) for c in caches])
-        self.values = type(first.values).stack([_newest(c, c.values) for c in caches])
-        self._sinks = [_first_slots([c.keys for c in caches], self.sinks), _first_slots([c.values for c in caches], self.sinks)]
+        self.rows, self._key = rows, first.batch_key
+        self._ring = Ring(first.window, first.sinks, first.chunked) if isinstance(first, WindowCache) else Ring()
+        self.keys, self.values = rows_like(first.keys), rows_like(first.values)
+        for row, cache in enumerate(caches):
+            self.put(row, cache)
+            if row == 0:
+                self.reserve(caches)
 
     @property
     def offset(self) -> mx.array:
         return self.rows.array
 
     def make_mask(self, length: int) -> mx.array | None:
-        """Visible slots [B, 1, 1, S] for one new token a row, in the order in which `attend` reads them."""
+        """Visible slots [B, 1, 1, S] for one new token a row."""
         assert length == 1
-        offsets = self.rows.offsets
-        size = self.keys.size + 1
-        first = self._first_slot(size)
-        plain = _plain_slots(self.keys)
-        padded = any(offset + 1 < size for offset in offsets)
-        if not padded and not self.sinks and not (self.chunked and self.window):
+        counts = [self._ring.visible(offset) for offset in self.rows.offsets]
+        size = self._size(1)
+        if min(counts) == size:
             return None
-        position = self.rows.array[:, None]  # of the new token [B, 1]
-        slots = mx.arange(first, size) - (size - 1) + position  # position of each slot, below 0 for padding
-        visible = slots >= plain  # a quantized buffer's plain tokens stand in front of the padding, and are all there
-        if plain:
-            visible = visible | (mx.arange(first, size) < plain)
-        if self.window is not None:
-            oldest = position // self.window * self.window if self.chunked else position - self.window + 1
-            visible = visible & (slots >= oldest)
-            if self.sinks:
-                sinks = mx.arange(self.sinks)
-                visible = mx.concatenate([(sinks < oldest) & (sinks < position), visible], axis=1)
-        return visible[:, None, None]
+        return self.rows.once(("mask", self._ring), lambda: _first(counts, size))
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array | None, mask: Any, attention: Attention) -> mx.array:
-        self.keys.append(k)
-        self.values.append(v)
-        first = self._first_slot(self.keys.size)
-        keys, values = self.keys.read(first), self.values.read(first)
-        if self.sinks:
-            self._fill_sinks(k, v)
-            keys, values = (
-                x if sinks is None else mx.concatenate([sinks, x], axis=2)
-                for sinks, x in zip(self._sinks, (keys, values), strict=True)
-            )
-        out = attention(q, keys, values, mask)
-        if self.window is not None and self.keys.size >= self.window + WindowCache.slack:
-            surplus = self.keys.size - (self.window - 1)
-            self.keys.remove(0, surplus)
-            self.values.remove(0, surplus)
-        return out
+        slots, size, count = [self._ring.slot(offset) for offset in self.rows.offsets], self._size(1), q.shape[0]
+        self.keys.write(k, slots, self.rows)
+        self.values.write(v, slots, self.rows)
+        return attention(q, self.keys.read(count, size), self.values.read(count, size), mask)
 
-    def split(self) -> list[FullCache]:
-        """The rows' own caches."""
-        return [self._row(i) for i in range(len(self.rows.offsets))]
+    def accepts(self, cache: FullCache) -> bool:
+        return cache.batch_key == self._key
+
+    def reserve(self, caches: Sequence[FullCache]) -> None:
+        """Make room for all of these rows at once."""
+        size = max(self._ring.fill(cache.offset + 1) for cache in caches)
+        self._resize(len(caches), size)
+
+    def put(self, row: int, cache: FullCache) -> None:
+        """Write what a row's own cache holds; the one behind the last is a new row."""
+        keys, values = cache.keys.state, cache.values.state
+        if isinstance(cache, WindowCache) and cache.offset > self._ring.fill(cache.offset):
+            order = self._ring_order(cache)
+            keys, values = ([mx.take(x, order, axis=2) for x in arrays] for arrays in (keys, values))
+        self.keys.put(row, keys)
+        self.values.put(row, values)
+
+    def take(self, row: int) -> FullCache:
+        """A copy of a row as a cache of its own."""
+        offset, ring = self.rows.offsets[row], self._ring
+        dropped, slots = ring.newest(offset)
+        order = mx.array(slots) if dropped else None
+        keys, values = (buffers.take(row, ring.fill(offset), order) for buffers in (self.keys, self.values))
+        if ring.window is None:
+            cache = FullCache(keys, values)
+        else:
+            cache = WindowCache(ring.window, ring.sinks, keys, values, chunked=ring.chunked)
+            cache.dropped = dropped
+        cache.offset = offset
+        return cache
+
+    def drop(self) -> None:
+        """The last row leaves: nothing is read beyond the rows that there are."""
+
+    def fit(self) -> None:
+        """Give back memory that is too much by far."""
+        self._resize(len(self.rows.offsets), self._size(1))
 
     @property
     def state(self) -> list[mx.array]:
-        return [*self.keys.state, *self.values.state, *(s for s in self._sinks if s is not None)]
+        return [*self.keys.state, *self.values.state]
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes + sum(s.nbytes for s in self._sinks if s is not None)
+        return sum(array.nbytes for array in self.state)
 
-    @property
-    def outgrown(self) -> bool:
-        """Whether some row now belongs to another group: it has filled the plain tokens of a quantized buffer."""
-        key = self.keys.batch_key
-        return key[0] == "quantized" and key[4] != self._like.keys.batch_key[4]
+    def _size(self, more: int) -> int:
+        """Slots that all rows together need after so many more tokens."""
+        return max(self._ring.fill(offset + more) for offset in self.rows.offsets)
 
-    def _first_slot(self, size: int) -> int:
-        return 0 if self.window is None else max(size - self.window, 0)
+    def _resize(self, rows: int, size: int) -> None:
+        self.keys.resize(rows, size)
+        self.values.resize(rows, size)
 
-    def _fill_sinks(self, k: mx.array, v: mx.array | None) -> None:
-        """Rows that are still shorter than the sinks add their new token to them."""
-        if all(offset >= self.sinks for offset in self.rows.offsets):
-            return
-        here = (mx.arange(self.sinks) == self.rows.array[:, None])[:, None, :, None]
-        self._sinks = [s if s is None else mx.where(here, x, s) for s, x in zip(self._sinks, (k, v), strict=True)]
+    def _ring_order(self, cache: WindowCache) -> mx.array:
+        """Which of a window cache's slots goes into each slot of the ring.
 
-    def _row(self, index: int) -> FullCache:
-        offset, size = self.rows.offsets[index], self.keys.size
-        padding = max(size - offset, 0)
-        keys, values = self.keys.row(index, padding), self.values.row(index, padding)
-        if self.window is None:
-            cache = FullCache(keys, values)
-            cache.offset = offset
-            return cache
-        missing = offset - keys.size  # tokens before the newest ones
-        if self.sinks and missing:
-            kept = min(self.sinks, missing)
-            keys, values = (
-                buffer if sinks is None else _joined(sinks[index : index + 1, :, :kept], buffer)
-                for sinks, buffer in zip(self._sinks, (keys, values), strict=True)
-            )
-        window = WindowCache(self.window, self.sinks, keys, values, chunked=self.chunked)
-        window.offset, window.dropped = offset, offset - keys.size
-        return window
+        The cache may lack the oldest token of the ring, whose place the next token takes: anything will do there.
+        """
+        places = [0] * self._ring.fill(cache.offset)
+        kept = range(cache.sinks + cache.dropped, cache.offset)
+        for position in [*range(cache.sinks), *kept[-self._ring.window :]]:  # type: ignore[operator]
+            slot = position if position < cache.sinks else position - cache.dropped
+            places[self._ring.slot(position)] = slot
+        return mx.array(places)
 
 
-def _newest(cache: FullCache, buffer: Any) -> Any:
-    """The slots of a row that its next tokens may see, besides the sinks."""
-    if not isinstance(cache, WindowCache):
-        return buffer
-    skip = max(cache.sinks if cache.dropped else 0, buffer.size - (cache.window - 1), 0)
-    return buffer.row(0, min(skip, buffer.size))
-
-
-def _first_slots(buffers: Sequence[Any], count: int) -> mx.array | None:
-    """The first `count` slots of each row, zeros where there are fewer; None where nothing is kept."""
-    if not count or not buffers[0].size:
-        return None
-    rows = []
-    for buffer in buffers:
-        found = buffer.read()[:, :, :count]
-        gap = count - found.shape[2]
-        rows.append(mx.pad(found, [(0, 0), (0, 0), (0, gap), (0, 0)]) if gap else found)
-    return mx.concatenate(rows)
-
-
-def _joined(front: mx.array, buffer: Any) -> Any:
-    rest = buffer.read() if buffer.size else front[:, :, :0]
-    joined = type(buffer)()
-    joined.append(mx.concatenate([front, rest], axis=2))
-    return joined
-
-
-def _plain_slots(buffer: Any) -> int:
-    """How many slots stand in front of a quantized buffer's padding."""
-    key = buffer.batch_key
-    return key[3] if key[0] == "quantized" and key[4] else 0
+def _first(counts: Sequence[int], size: int) -> mx.array:
+    return (mx.arange(size) < mx.array(counts)[:, None])[:, None, None]

@@ -101,9 +101,9 @@ class FullCache:
 class WindowCache(FullCache):
     """Keeps the first `sinks` tokens and the newest ones; a token sees the sinks, itself and `window` - 1 before it.
 
-    Sinks: arXiv:2309.17453 (positions stay those of the text, as the keys were rotated). `chunked`: a token sees its own
-    chunk of `window` tokens instead, up to itself (Llama 4). Dropped tokens are moved out only every `slack` tokens, so
-    most steps write in place, and that many of the newest can be taken back.
+    Sinks: arXiv:2309.17453 (positions stay those of the text, as the keys were rotated). `chunked`: a token sees its
+    own chunk of `window` tokens instead, up to itself (Llama 4). Dropped tokens are moved out only every `slack`
+    tokens, so most steps write in place, and that many of the newest can be taken back.
     """
 
     kind = "window"

@@ -81,7 +81,10 @@ class Quantized:
         for i, layer in enumerate(spec.layers):
             for dims in _widths(layer.mixer):
                 self._check_width(i, dims)
-        return [layer_cache(layer.mixer, *(self._buffers(b, layer.mixer) for b in (self.k_bits, self.v_bits))) for layer in spec.layers]
+        return [
+            layer_cache(layer.mixer, *(self._buffers(b, layer.mixer) for b in (self.k_bits, self.v_bits)))
+            for layer in spec.layers
+        ]
 
     def _check_width(self, layer: int, dims: int) -> None:
         if dims % self.group_size:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -11,34 +12,47 @@ class Rows:
     """Where the rows of a batch stand. One object for all layers, so positions go to the device once a step."""
 
     def __init__(self, offsets: Sequence[int]):
-        self.offsets = list(offsets)
-        self._array: mx.array | None = None
+        self.offsets = list(offsets)  # tokens that each row has seen
+        self._made: dict[Hashable, Any] = {}
 
     @property
     def array(self) -> mx.array:
-        """Tokens that each row has seen [B]."""
-        if self._array is None:
-            self._array = mx.array(self.offsets)
-        return self._array
+        """The offsets [B]."""
+        return self.once("array", lambda: mx.array(self.offsets))
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gives; made once as long as the rows stand where they stand."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def advance(self) -> None:
-        """Every row has one more token. A new array, as graphs that are still to run hold the old one."""
-        self.offsets = [offset + 1 for offset in self.offsets]
-        self._array = None
+        """Every row has one more token. New arrays from now on, as graphs that are still to run hold the old ones."""
+        self._set([offset + 1 for offset in self.offsets])
 
-    def part(self, members: Sequence[int]) -> Rows:
-        """Some of the rows; they advance with all."""
-        return _Part(self, members)
+    def add(self, offset: int) -> None:
+        """Another row, behind the others."""
+        self._set([*self.offsets, offset])
+
+    def remove(self, row: int) -> None:
+        """A row leaves, and the last one takes its place."""
+        offsets = list(self.offsets)
+        offsets[row] = offsets[-1]
+        self._set(offsets[:-1])
+
+    def _set(self, offsets: list[int]) -> None:
+        self.offsets, self._made = offsets, {}
 
 
-class _Part(Rows):
-    def __init__(self, whole: Rows, members: Sequence[int]):
-        self._whole, self._members, self._index = whole, list(members), mx.array(list(members))
+class SomeRows(Rows):
+    """Some of the rows of a batch: `members` are their places in it."""
+
+    def __init__(self, whole: Rows, members: list[int]):
+        self._whole, self.members = whole, members
 
     @property
     def offsets(self) -> list[int]:  # type: ignore[override]
-        return [self._whole.offsets[m] for m in self._members]
+        return [self._whole.offsets[member] for member in self.members]
 
-    @property
-    def array(self) -> mx.array:
-        return self._whole.array[self._index]
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        return self._whole.once((key, *self.members), make)

@@ -22,7 +22,7 @@ from mlxgen.schema import parse
 
 
 def build_ops(nodes: Mapping[str, Mapping[str, Any]], done: frozenset[str] = frozenset()) -> list[Op]:
-    """A blueprint's `weights.ops` in their order, without those labelled in `done`; null takes an inherited one away."""
+    """A blueprint's `weights.ops` in their order, without those labelled in `done`; null takes one away."""
     ops = []
     for label, node in nodes.items():
         if node is None:

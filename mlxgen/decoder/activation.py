@@ -41,7 +41,7 @@ def relu2(x: mx.array) -> mx.array:
 
 
 class XIELU(nn.Module):
-    """A learned activation, arXiv:2411.13010: quadratic above 0, exponential below. Reference: transformers, Apertus."""
+    """A learned activation, arXiv:2411.13010: quadratic above 0, exponential below. Reference: Apertus."""
 
     def __init__(self) -> None:
         super().__init__()

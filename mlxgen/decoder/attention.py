@@ -50,7 +50,11 @@ class Attention(nn.Module):
     def _qk_norm(self, heads: int) -> nn.Module:
         assert self.spec.qk_norm is not None
         norm, scope, D = self.spec.qk_norm.norm, self.spec.qk_norm.scope, self.spec.head_dim
-        return PerHeadNorm(norm, heads, D) if scope == "per_head" else build_norm(norm, D if scope == "head" else heads * D)
+        return (
+            PerHeadNorm(norm, heads, D)
+            if scope == "per_head"
+            else build_norm(norm, D if scope == "head" else heads * D)
+        )
 
     def __call__(self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]; `length` is the whole sequence's, for ropes that depend on it."""

@@ -93,7 +93,7 @@ class Decoder(nn.Module):
 
     @property
     def recompute_at(self) -> int | None:
-        """Sequences that grow beyond this length must be computed anew: their rope rotates every position differently."""
+        """Sequences that outgrow this length are computed anew: their rope rotates every position differently."""
         attentions = [attention_of(layer.mixer) for layer in self.spec.layers]
         points = [a.rope.changes_at for a in attentions if a is not None and a.rope is not None]
         return min((p for p in points if p is not None), default=None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-# From this many rows on, each group is a product of its own: the cost of a kernel no longer counts, and what comes out is
-# contiguous, which the element by element operations behind it are faster on.
+# From this many rows on, each group is a product of its own: the cost of a kernel no longer counts, and what comes
+# out is contiguous, which the element by element operations behind it are faster on.
 _APART_FROM = 32
 
 
@@ -25,8 +26,8 @@ class _Layout:
 class FusedLinear(nn.Module):
     """Maps x [T, in] to the results of all maps; every number is the same dot product as before.
 
-    Built from plain or quantized linear modules of one kind; of quantized ones each row has its own scales. `groups` says
-    how many maps belong together: `parts` gives the results of one group side by side.
+    Built from plain or quantized linear modules of one kind; of quantized ones each row has its own scales. `groups`
+    says how many maps belong together: `parts` gives the results of one group side by side.
     """
 
     def __init__(self, linears: Sequence[Any], groups: Sequence[int]):
@@ -50,7 +51,7 @@ class FusedLinear(nn.Module):
         """[T, in] -> for each group [T, its width]."""
         stops = self.layout.stops
         if x.shape[0] >= _APART_FROM:
-            return [self._rows(x, a, b) for a, b in zip(stops, stops[1:], strict=False)]
+            return [self._rows(x, a, b) for a, b in pairwise(stops)]
         y = self(x)
         if len(stops) == 3:
             return [y[:, : stops[1]], y[:, stops[1] :]]
@@ -59,7 +60,9 @@ class FusedLinear(nn.Module):
     def _rows(self, x: mx.array, start: int, stop: int) -> mx.array:
         """The outputs start..stop."""
         if self.layout.quantization:
-            y = self._quantized(x, *(self[n][start:stop] if n in self else None for n in ("weight", "scales", "biases")))
+            y = self._quantized(
+                x, *(self[n][start:stop] if n in self else None for n in ("weight", "scales", "biases"))
+            )
         else:
             y = x @ self["weight"][start:stop].T
         return y + self["bias"][start:stop] if "bias" in self else y

@@ -10,8 +10,8 @@ from mlxgen.blueprint.rope import RopeSpec
 class Rope:
     """Rotates the first `dims` elements of each head by position. Not a module: it holds nothing learned.
 
-    Some ropes also scale q and k. Where the whole head is rotated, that is left to the caller, who multiplies the scores
-    by `attention_scale`, unless `scaled`.
+    Some ropes also scale q and k. Where the whole head is rotated, that is left to the caller, who multiplies the
+    scores by `attention_scale`, unless `scaled`.
     """
 
     def __init__(self, spec: RopeSpec, head_dim: int, scaled: bool = False):

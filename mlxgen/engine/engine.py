@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from mlxgen.engine.prefill import prefill_chunk
 from mlxgen.engine.prefix import PrefixStore
 from mlxgen.engine.request import Finish, Generation, Request
 from mlxgen.engine.scheduler import Scheduler
+from mlxgen.engine.scoring import score_tokens
 from mlxgen.engine.sequence import TokenSequence
 from mlxgen.engine.sharing import borrow, join_twins
 from mlxgen.engine.step import Step
@@ -68,7 +70,7 @@ class Engine:
             check_beams(request, self.model.recompute_at)
         generation = Generation(request=request, sequence=sequence, arrival=self._arrivals)
         self._arrivals += 1
-        if not request.max_tokens:
+        if not request.max_tokens and request.prompt_logprobs < 0:
             generation.finish = "length"
             return generation
         self.scheduler.add(generation)
@@ -173,8 +175,11 @@ class Engine:
         sequence, tokens = generation.sequence, generation.known
         if generation.state is None or not sequence.tokens:
             self._begin(generation)
-        logits = prefill_chunk(self.model, sequence, tokens, generation.request.prefill_chunk)
-        if logits is not None:
+        look = partial(self._score, generation) if generation.lacks_scores else None
+        logits = prefill_chunk(self.model, sequence, tokens, generation.request.prefill_chunk, look)
+        if logits is not None and not generation.request.max_tokens:
+            self.finish(generation, "length")
+        elif logits is not None:
             rows = [generation, *join_twins(generation, self.scheduler.prefilling)]
             for row in rows:
                 row.search = BeamSearch(row) if row.request.beams > 1 else None
@@ -186,12 +191,21 @@ class Engine:
     def _begin(self, generation: Generation) -> None:
         """Find what of the tokens is computed already."""
         sequence, tokens = generation.sequence, generation.known
-        sequence.rewind(tokens, long=self.is_long(generation))
+        wanted = tokens[:-1]  # the last one is always computed, since its logits are
+        if generation.lacks_scores:
+            wanted = []
+            generation.prompt_scores.clear()
+        sequence.rewind(wanted, long=self.is_long(generation))
         admitted = [*self.scheduler.running, *self.scheduler.prefilling]
         others = [other.sequence for other in admitted if other is not generation]
-        borrow(sequence, tokens[:-1], self.store, others, self._give_back)
+        borrow(sequence, wanted, self.store, others, self._give_back)
         if generation.state is None:
             generation.begin(len(sequence.tokens))
+
+    def _score(self, generation: Generation, hidden: mx.array, start: int, stop: int) -> None:
+        """Note what the model thinks of a chunk of the prompt."""
+        following, top = generation.request.prompt[start + 1 : stop + 1], generation.request.prompt_logprobs
+        generation.prompt_scores += score_tokens(self.model, self.parts.logprobs, hidden, following, top)
 
     def _give_back(self, sequence: TokenSequence) -> None:
         for lane in self._lanes.values():

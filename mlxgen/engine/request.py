@@ -12,8 +12,10 @@ from mlxgen.protocols import Guide
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to generate. `eos_ids` end the answer; `top_logprobs` below 0 asks for no log-probabilities.
+    """What to generate. `eos_ids` end the answer.
 
+    top_logprobs, prompt_logprobs: how many of the likeliest tokens are given beside each token of the answer, and of
+        the prompt; below 0: nothing, not even the token's own log-probability.
     sampler: has `start(prompt) -> state`; the engine hands sampler and state to its `sample`.
     guide: has `start() -> protocols.Guide`, which says what the answer may be.
     speculation: has `start(generation) -> mlxgen.engine.speculation.Speculator`; used while the request runs alone.
@@ -27,6 +29,7 @@ class Request:
     max_tokens: int
     eos_ids: frozenset[int] = frozenset()
     top_logprobs: int = -1
+    prompt_logprobs: int = -1
     prefill_chunk: int = 512
     priority: int = 0
     guide: Any = None
@@ -65,8 +68,15 @@ class Generation:
     finish: Finish | None = None
     error: Exception | None = None
     waiting: deque[Token] = field(default_factory=deque)
+    prompt_scores: list[Token] = field(default_factory=list)  # the prompt but for its first token, if asked for
     score: float | None = None  # of an answer of a beam search
     others: list[Generation] = field(default_factory=list)  # the next best answers of a beam search
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether its prompt must be computed to be scored, whoever else has computed it."""
+        request = self.request
+        return request.prompt_logprobs >= 0 and len(self.prompt_scores) < len(request.prompt) - 1
 
     @property
     def done(self) -> bool:

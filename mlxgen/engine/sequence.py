@@ -51,16 +51,12 @@ class TokenSequence:
             return count
         return max((place for place in self.marks if place <= count), default=0)
 
-    def shared(self, prompt: Sequence[int]) -> int:
-        """How many tokens of `prompt` need no computing. The last one always does, since its logits are wanted."""
-        return self.reach(common_length(self.tokens, prompt[:-1]))
-
-    def rewind(self, prompt: Sequence[int], *, long: bool = False) -> None:
-        """Keep what the caches share with `prompt`."""
+    def rewind(self, tokens: Sequence[int], *, long: bool = False) -> None:
+        """Keep what the caches share with `tokens`."""
         if long != self.long:
             self.reset()
             self.long = long
-        self.keep(self.shared(prompt))
+        self.keep(common_length(self.tokens, tokens))
 
     def keep(self, count: int) -> None:
         """Forget all but the first `count` tokens, or as many of these as the caches can go back to."""

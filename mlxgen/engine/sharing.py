@@ -54,7 +54,7 @@ def join_twins(generation: Generation, queue: Iterable[Generation]) -> list[Gene
         return []
     same = [g for g in queue if g.request.prompt == request.prompt and g.sequence.kind == sequence.kind]
     twins = []
-    for twin in [g for g in same if g is not generation and g.state is None]:
+    for twin in [g for g in same if g is not generation and g.state is None and g.request.prompt_logprobs < 0]:
         try:
             twin.begin(cached_tokens=len(sequence.tokens))
         except Exception:  # it will meet it again when it is its turn

@@ -103,7 +103,9 @@ def with_token_ids(mapping: Mapping[str, Any], token_of: Callable[[str], int | N
     for name, value in mapping.items():
         if not isinstance(value, Mapping) or "_target_" in value:
             continue
-        out[name] = {key: _token_ids(item, token_of) if isinstance(item, list | tuple) else item for key, item in value.items()}
+        out[name] = {
+            key: _token_ids(item, token_of) if isinstance(item, list | tuple) else item for key, item in value.items()
+        }
     return out
 
 

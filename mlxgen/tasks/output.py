@@ -82,6 +82,12 @@ def show_stats(completion: Completion, pipeline: Pipeline, config: Config, *, sa
         f" · {s.completion_tokens} tokens, {s.decode_tokens_per_s:.1f} tok/s"
         f" · {s.peak_memory_bytes / 1e6:.0f} MB · {completion.finish_reason}"
     )
+    if completion.complete is False:
+        say("the answer is incomplete: it was cut before its rule allows an end")
+    if s.speculation is not None:
+        g = s.speculation
+        note = f", {g.note}" if g.note else ""
+        say(f"{g.accepted} of {g.drafted} guessed tokens were right, {g.checks} checks, {g.skipped} not worth it{note}")
     if sampling:
         effective = pipeline.effective_sampling(pipeline.settings())
         values = [f"{n} {_value(effective.values, n)} ({by})" for n, by in effective.sources.items() if n != "order"]

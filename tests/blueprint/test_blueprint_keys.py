@@ -20,7 +20,9 @@ def unread(model_type="llama", **changes):
 
 
 def test_what_is_read_neutral_or_about_training_passes():
-    keys = dict(attention_dropout=0.1, transformers_version="5", router_aux_loss_coef=0.1, bos_token_id=1, use_cache=True)
+    keys = dict(
+        attention_dropout=0.1, transformers_version="5", router_aux_loss_coef=0.1, bos_token_id=1, use_cache=True
+    )
     assert unread(**keys, attn_logit_softcapping=None, num_experts=0, sliding_window=None) == ([], [])
 
 
@@ -46,7 +48,9 @@ def test_loading_stops_or_warns(tmp_path):
     folder = write_tiny(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "logit_scale": 0.5}))
-    with pytest.raises(ModelError, match=r"`logit_scale` 0.5: it changes .* llama does not read it; model.strict=false"):
+    with pytest.raises(
+        ModelError, match=r"`logit_scale` 0.5: it changes .* llama does not read it; model.strict=false"
+    ):
         mlxgen.load(f"model={folder}")
     with pytest.warns(UserWarning, match="does not read it"):
         mlxgen.load(f"model={folder}", "model.strict=false")

@@ -52,7 +52,10 @@ def test_gpt_oss_yarn_does_not_round_its_ramp():
     [
         (dict(kind="llama4ish"), "`rope.kind` must be one of"),
         (dict(kind="linear"), "`rope.factor` must be given"),
-        (dict(kind="longrope", short_factor=[1.0], long_factor=[1.0, 1.0], context=8), "`rope.short_factor` must be a list of 2"),
+        (
+            dict(kind="longrope", short_factor=[1.0], long_factor=[1.0, 1.0], context=8),
+            "`rope.short_factor` must be a list of 2",
+        ),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

@@ -52,7 +52,9 @@ chunkings = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
 
 @settings(max_examples=25, deadline=None)
-@given(chunks=chunkings, window=st.one_of(st.none(), st.integers(1, 12)), sinks=st.integers(0, 5), slack=st.integers(1, 6))
+@given(
+    chunks=chunkings, window=st.one_of(st.none(), st.integers(1, 12)), sinks=st.integers(0, 5), slack=st.integers(1, 6)
+)
 def test_chunks_never_matter(chunks, window, sinks, slack):
     q, k, v = tensors(sum(chunks))
     if window is None:

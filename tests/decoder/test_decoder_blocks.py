@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten, tree_map
 
 from mlxgen.blueprint.spec import MoeSpec
-from mlxgen.decoder.moe import Experts
 from mlxgen.decoder.moe import _SORT_FROM as SORT_FROM
+from mlxgen.decoder.moe import Experts
 from mlxgen.errors import ConfigError
 from mlxgen.passes.fuse_projections import fuse_projections
 from mlxgen.testing.models import tiny_config, tiny_decoder, tiny_spec
@@ -18,7 +18,13 @@ from mlxgen.testing.models import tiny_config, tiny_decoder, tiny_spec
 # float32 sums in another order.
 ATOL = 1e-4
 MOE = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32)
-FAMILIES = {"llama": {}, "qwen3_moe": MOE, "gemma2": dict(sliding_window=5), "olmo2": {}, "gemma3_text": dict(sliding_window=3)}
+FAMILIES = {
+    "llama": {},
+    "qwen3_moe": MOE,
+    "gemma2": dict(sliding_window=5),
+    "olmo2": {},
+    "gemma3_text": dict(sliding_window=3),
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -57,7 +63,9 @@ def tiny_decoder_like(decoder):
 
 def test_projections_of_different_kinds_are_left_alone():
     decoder = tiny_decoder()
-    nn.quantize(decoder, bits=4, group_size=32, class_predicate=lambda path, m: path.endswith("layers.0.self_attn.q_proj"))
+    nn.quantize(
+        decoder, bits=4, group_size=32, class_predicate=lambda path, m: path.endswith("layers.0.self_attn.q_proj")
+    )
     for layer in decoder.layers:
         fuse_projections(layer)
     assert "q_proj" in decoder.layers[0].self_attn and "qkv_proj" in decoder.layers[1].self_attn
@@ -103,7 +111,9 @@ def test_half_precision_stays_half_and_finite(decoder, dtype):
 def test_a_decoder_is_built_without_touching_memory():
     mx.clear_cache()
     before = mx.get_active_memory()
-    spec = tiny_spec(hidden_size=4096, intermediate_size=16384, num_hidden_layers=8, num_attention_heads=32, vocab_size=50000)
+    spec = tiny_spec(
+        hidden_size=4096, intermediate_size=16384, num_hidden_layers=8, num_attention_heads=32, vocab_size=50000
+    )
     from mlxgen.decoder import Decoder
 
     assert len(tree_flatten(Decoder(spec).parameters())) > 8
@@ -113,7 +123,10 @@ def test_a_decoder_is_built_without_touching_memory():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(num_key_value_heads=3), r"`layers\[0\].mixer.num_heads` must be a multiple of num_kv_heads \(3\), but is 4"),
+        (
+            dict(num_key_value_heads=3),
+            r"`layers\[0\].mixer.num_heads` must be a multiple of num_kv_heads \(3\), but is 4",
+        ),
         (dict(hidden_size=65), "hidden size must be a multiple of the heads"),
         (dict(layer_types=["full_attention"]), "list of layer types must have 2 entries, but has 1"),
         (dict(layer_types=["full_attention", "spiral_attention"]), "must be one of full_attention, sliding_attention"),

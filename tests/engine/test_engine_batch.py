@@ -71,6 +71,7 @@ def together(model, policies, prompts, forced, starts):
 @pytest.mark.parametrize("mixed", [False, True], ids=["one policy", "mixed policies"])
 def test_batched_equals_alone(model, mixed, seed, monkeypatch):
     monkeypatch.setattr("mlxgen.cache.layer_cache.WindowCache.slack", 3)
+    monkeypatch.setattr("mlxgen.cache.slots.STEP", 4)
     rnd = random.Random(seed)
     usable = POLICIES if model.spec.layers[-1].mixer is not None else POLICIES[:1]
     policies = rnd.choices(usable, k=ROWS) if mixed else [usable[seed % len(usable)]] * ROWS

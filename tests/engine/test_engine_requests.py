@@ -124,7 +124,9 @@ def test_scores_that_are_no_numbers_end_only_their_row(model):
 def test_a_long_prompt_stalls_nobody_for_more_than_one_chunk(model):
     engine = Engine(model, PARTS)
     greedy = Sampler.from_config({"temperature": 0})
-    quick = engine.submit(Request(prompt=(1, 2), sampler=greedy, max_tokens=40), TokenSequence(lambda: Full()(model.spec)))
+    quick = engine.submit(
+        Request(prompt=(1, 2), sampler=greedy, max_tokens=40), TokenSequence(lambda: Full()(model.spec))
+    )
     engine.step(), engine.step()
     long = Request(prompt=tuple(range(200)), sampler=greedy, max_tokens=2, prefill_chunk=10)
     slow = engine.submit(long, TokenSequence(lambda: Full()(model.spec)))

@@ -52,7 +52,7 @@ def speculate(model, request, policy, speculation):
 def test_an_answer_is_the_same_with_guesses(model, policy, sampling):
     rnd = random.Random(str(sampling))
     few = rnd.sample(range(298), 5)  # so that much repeats itself
-    bias = {"logit_bias": {token: 6.0 for token in few}}
+    bias = {"logit_bias": dict.fromkeys(few, 6.0)}
     accepted = 0
     for speculation in (ALWAYS, draft(model, rnd.randint(1, 5))):
         request = random_request(
@@ -187,13 +187,13 @@ def test_a_drafter_that_fails_leaves_the_answer_alone(llama):
 
 
 def test_guesses_that_do_not_pay_are_not_tried(llama):
-    """A check that costs 9 plain steps and is never right: after the first ones there are none, until some time later."""
-    slow = Costs(plain_s=1.0, ratios={size: 9.0 for size in range(8)})
+    """A check that costs 9 plain steps and is never right: after the first there are none, for some time."""
+    slow = Costs(plain_s=1.0, ratios=dict.fromkeys(range(8), 9.0))
     slow.plain = slow.check = lambda *_: None
     request = Request(prompt=random_tokens(random.Random(0), 9), sampler=GREEDY, max_tokens=60)
     got = speculate(llama, request, Full(), Lookup(tokens=4, ngram=1, costs=slow))
     assert got.speculator.checks == 0 and got.speculator.drafted == 0
-    quick = Costs(plain_s=1.0, ratios={size: 1.0 for size in range(8)})
+    quick = Costs(plain_s=1.0, ratios=dict.fromkeys(range(8), 1.0))
     quick.plain = quick.check = lambda *_: None
     prompt = tuple([3, 4, 5, 6, 7, 8] * 5)
     got = speculate(llama, dataclasses.replace(request, prompt=prompt), Full(), Lookup(tokens=4, costs=quick))
@@ -214,7 +214,7 @@ def test_what_was_seen_of_guesses_fades():
 
 
 def naive_lookup(known, ngram, count):
-    """The continuation of the longest earlier occurrence of the end, of equals the newest; None below `ngram` tokens."""
+    """What followed the longest earlier occurrence of the end, of equals the newest; None below `ngram` tokens."""
     best = (0, 0)
     for place in range(1, len(known)):
         length = 0
@@ -238,7 +238,7 @@ def naive_lookup(known, ngram, count):
 )
 def test_lookup_finds_the_longest_match(known, ngram, steps):
     request = Request(prompt=tuple(known), sampler=GREEDY, max_tokens=9)
-    generation = Engine(None, PARTS).submit(request, TokenSequence(lambda: []))
+    generation = Engine(None, PARTS).submit(request, TokenSequence(list))
     drafter = Lookup(tokens=4, ngram=ngram).start(generation).drafter
     for token in [*steps, None]:
         guess = drafter.guess(generation, 3)

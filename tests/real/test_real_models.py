@@ -1,4 +1,4 @@
-"""Real pretrained models, against transformers in float32 on the same dequantized weights (golden.json says how made)."""
+"""Pretrained models, against transformers in float32 on the same dequantized weights (golden.json says how made)."""
 
 import json
 from pathlib import Path
