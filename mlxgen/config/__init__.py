@@ -3,6 +3,7 @@
 The one package that knows Hydra, and only while it composes: importing this imports nothing heavy.
 """
 
+from mlxgen.config.adapter import AdapterConfig
 from mlxgen.config.compose import checked, compose, load_config, recipe
 from mlxgen.config.folders import GROUPS, conf_dir, config_dirs, options
 from mlxgen.config.run import RULES, Config, ModelConfig, PackageConfig, SpeculationConfig, TokenizerConfig
@@ -11,6 +12,7 @@ from mlxgen.config.words import Overrides, read_file, read_overrides, sweep
 __all__ = [
     "GROUPS",
     "RULES",
+    "AdapterConfig",
     "Config",
     "ModelConfig",
     "Overrides",

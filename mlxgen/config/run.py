@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mlxgen.config.adapter import AdapterConfig
 from mlxgen.errors import ConfigError, require
 
 
@@ -68,6 +69,7 @@ class Config:
     tokenizer: TokenizerConfig
     cache: dict[str, Any]
     sampler: dict[str, Any]
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     speculation: SpeculationConfig
     task: dict[str, Any]
     prompt: str | None = None

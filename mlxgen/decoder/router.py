@@ -34,7 +34,8 @@ class Router(nn.Module):
         ranks = scores + self.select_bias if spec.select_bias else scores
         if spec.groups is not None:
             ranks = within_best_groups(ranks, spec.groups)
-        experts = mx.argpartition(-ranks, self.top_k - 1, axis=-1)[:, : self.top_k]
+        # A choice has no gradient; what learns are the weights.
+        experts = mx.argpartition(mx.stop_gradient(-ranks), self.top_k - 1, axis=-1)[:, : self.top_k]
         weights = mx.take_along_axis(scores, experts, axis=-1)
         if spec.normalize:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + spec.epsilon)
@@ -52,7 +53,7 @@ def within_best_groups(ranks: mx.array, groups: GroupSpec) -> mx.array:
         scores = grouped.max(axis=-1)
     else:
         scores = mx.topk(grouped, min(2, grouped.shape[-1]), axis=-1).sum(axis=-1)
-    worst = mx.argpartition(scores, dropped - 1, axis=-1)[:, :dropped]
+    worst = mx.argpartition(mx.stop_gradient(scores), dropped - 1, axis=-1)[:, :dropped]
     grouped = mx.put_along_axis(grouped, worst[..., None], mx.array(-mx.inf, ranks.dtype), axis=1)
     return grouped.reshape(T, E)
 
@@ -68,7 +69,7 @@ def sparsemixer(logits: mx.array, top_k: int, jitter: float) -> tuple[mx.array, 
         best = left.max(axis=-1, keepdims=True)
         far = (best - logits) / mx.maximum(mx.abs(logits), best) > 2 * jitter
         near = mx.softmax(mx.where(far, -mx.inf, left), axis=-1)
-        chosen = mx.argmax(left, axis=-1, keepdims=True)
+        chosen = mx.argmax(mx.stop_gradient(left), axis=-1, keepdims=True)
         experts.append(chosen)
         weights.append(mx.take_along_axis(near, chosen, axis=-1))
         left = mx.put_along_axis(left, chosen, mx.array(-mx.inf), axis=-1)

@@ -1,0 +1,114 @@
+"""Frozen modules with changes on them, and what all of a decoder's have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlxgen.passes.low_rank import Factors, LowRank, Shared, adapter_class
+
+
+class Adapted(nn.Module):
+    """A frozen map, and any number of named changes of it: their sum, each with its weight.
+
+    Takes the place of a linear map, of the linear maps of all experts, or of an embedding.
+    """
+
+    def __init__(self, base: nn.Module):
+        super().__init__()
+        self.base = base
+        self.adapters: dict[str, LowRank] = {}
+        self.shared = Shared()
+
+    def add(self, name: str, factors: Factors, *, dropout: float = 0.0, ratio: float = 1.0) -> LowRank:
+        """Another change; of a name that is there already, its new values."""
+        adapter = adapter_class(self["base"])(factors, dropout=dropout, ratio=ratio)
+        adapter.shared = self.shared
+        if factors.m is not None:
+            adapter.measure(self["base"])
+        self["adapters"][name] = adapter
+        return adapter
+
+    @property
+    def weight(self) -> mx.array:
+        """The frozen map's own, as it is stored."""
+        return self["base"]["weight"]
+
+    def __call__(self, x: mx.array, *rest: Any) -> mx.array:
+        base = self["base"]
+        return self._sum(base(x, *rest), lambda adapter, y: adapter(base, y, x, *rest), rest)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """The output head that is tied to an embedding."""
+        base = self["base"]
+        return self._sum(base.as_linear(x), lambda adapter, y: adapter.as_linear(base, y, x), ())
+
+    def _sum(self, y: mx.array, change: Any, rest: tuple[Any, ...]) -> mx.array:
+        out = y
+        for name, adapter in self["adapters"].items():
+            weight = self.shared.weights.get(name, 1.0)
+            if isinstance(weight, mx.array):
+                out = out + change(adapter, y) * _by_row(weight, y, rest)
+            elif weight == 1.0:
+                out = out + change(adapter, y)
+            elif weight != 0.0:
+                out = out + change(adapter, y) * weight
+        return out
+
+
+def _by_row(weight: mx.array, y: mx.array, rest: tuple[Any, ...]) -> mx.array:
+    """One number for each row [T], shaped to be multiplied with y [T, ...] or [B, L, ...]."""
+    weight = weight.astype(y.dtype)
+    if len(rest) > 1 and isinstance(rest[1], mx.array):  # experts have put the rows into another order
+        weight = weight[rest[1]]
+    front = (weight.size,) if y.shape[0] == weight.size else y.shape[:2]
+    return weight.reshape(*front, *[1] * (y.ndim - len(front)))
+
+
+def adapted(decoder: nn.Module) -> Iterator[tuple[str, Adapted]]:
+    """(dotted path, module) of all that has changes on it."""
+    for path, module in decoder.named_modules():
+        if isinstance(module, Adapted):
+            yield path, module
+
+
+def share(decoder: nn.Module) -> Shared:
+    """Let all changes in a decoder share one object, and tell their modules apart."""
+    modules = [module for _, module in adapted(decoder)]
+    shared = next((module.shared for module in modules if module.shared.weights or module["adapters"]), Shared())
+    number = 0
+    for module in modules:
+        module.shared = shared
+        for adapter in module["adapters"].values():
+            adapter.shared, adapter.number = shared, number
+            number += 1
+    return shared
+
+
+def set_dropout_key(decoder: nn.Module, key: mx.array) -> None:
+    """The randomness of the next step's dropout. Inside a compiled function the key must be one of its inputs."""
+    adapters = [adapter for _, module in adapted(decoder) for adapter in module["adapters"].values()]
+    if any(adapter.dropout for adapter in adapters):
+        adapters[0].shared.keys = mx.random.split(key, len(adapters))
+
+
+def set_weights(decoder: nn.Module, weights: Mapping[str, float | mx.array]) -> None:
+    """How much each adapter counts: a number, or one for each row [T]. Those not named: not at all."""
+    found = [module for _, module in adapted(decoder)]
+    if found:
+        names = {name for module in found for name in module["adapters"]}
+        found[0].shared.weights = {name: weights.get(name, 0.0) for name in names}
+
+
+def learning_rate_scale(decoder: nn.Module) -> dict[str, float]:
+    """Dotted path -> how much faster than the rest it learns, for every trained parameter (LoRA+, arXiv:2402.12354)."""
+    ratios = {
+        f"{path}.adapters.{name}.lora_b": adapter.ratio
+        for path, module in adapted(decoder)
+        for name, adapter in module["adapters"].items()
+    }
+    return {name: ratios.get(name, 1.0) for name, _ in tree_flatten(decoder.trainable_parameters())}

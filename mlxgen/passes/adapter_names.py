@@ -1,0 +1,145 @@
+"""How the modules of an adapter are called in files, and what becomes of those that other programs keep in one piece.
+
+A blueprint's operations rearrange the rows of weights. The rows of a change are those of its matrix b, so they are
+rearranged likewise: where q, k and v are one projection elsewhere, the three share one `a`, and each has its rows of
+`b`; the other way round, the ranks add up, and `b` is made of blocks. Both are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from mlxgen.blueprint.text_part import text_name
+from mlxgen.checkpoint.block_ops import FusedExperts
+from mlxgen.checkpoint.names import NameMap
+from mlxgen.checkpoint.ops import Split, SwapHalves, build_ops
+from mlxgen.checkpoint.recurrent_ops import ScaleRows
+from mlxgen.checkpoint.tensor import Tensor, around
+from mlxgen.checkpoint.value_ops import Scale
+from mlxgen.errors import ModelError
+from mlxgen.passes.low_rank import Factors
+
+Layout = Literal["mlx", "peft"]
+Shapes = Mapping[str, tuple[int, ...]]  # of the weights that an adapter can be put on, by path
+_EXPERTS = "mlp.experts"
+
+
+class AdapterNames:
+    """The names of a family's modules in mlx-lm's models, or in transformers' models with PEFT."""
+
+    def __init__(self, rules: Mapping[str, Any], layout: Layout, shapes: Shapes):
+        """rules: the blueprint's `weights`."""
+        aliases, rename = dict(rules["aliases"]), dict(rules["rename"])
+        self._read = NameMap(rename, aliases)
+        ops = build_ops(rules["ops"])
+        fused = next((op for op in ops if isinstance(op, FusedExperts)), None)
+        self._ops: list[Any] = [op for op in ops if isinstance(op, SwapHalves | Scale | ScaleRows | Split)]
+        if layout == "mlx":  # whose experts are stacked, but apart
+            self._ops = [op for op in self._ops if not (isinstance(op, Split) and op.axis)]
+            rename |= _switch_name(rename, aliases) if fused is None or not fused.interleaved else {}
+        else:
+            self._ops.append(FusedExperts(path=_EXPERTS, interleaved=fused is not None and fused.interleaved))
+            rename[_EXPERTS] = _EXPERTS
+        self._write = NameMap(rename)
+        self._shapes = {f"{path}.weight": shape for path, shape in shapes.items()}
+
+    def ours(self, name: str) -> str:
+        """The dotted path of a module, before anything is split."""
+        text = text_name(f"{name}.weight")
+        return self._read.ours(text or name).removesuffix(".weight")
+
+    def theirs(self, name: str) -> str:
+        """What a tensor is called in a file, of which nothing is joined."""
+        return self._write.theirs(name)
+
+    def read(self, theirs: Mapping[str, Factors]) -> dict[str, Factors]:
+        """Changes by the names of a file -> by our paths. Raises ModelError for a shape that can't be meant."""
+        out: dict[str, Factors] = {}
+        for name, factors in theirs.items():
+            own = self.ours(name)
+            fused = own.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+            key = own if fused and factors.b.ndim == 3 else f"{own}.weight"
+            rows = _rows(factors)
+            tensors = {key: Tensor(shape=rows.shape, load=_giving(rows))}
+            for op in self._ops:
+                if isinstance(op, FusedExperts) and not fused:
+                    continue
+                tensors = op.load(tensors, self._shapes)
+            for path, tensor in tensors.items():
+                out[path.removesuffix(".weight")] = _with_rows(factors, tensor.load())
+        return out
+
+    def write(self, ours: Mapping[str, Factors]) -> dict[str, Factors]:
+        """Changes by our paths -> by the names of a file."""
+        found = dict(ours)
+        for op in reversed(self._ops):
+            if isinstance(op, Split):
+                found = self._join(found, op.source, op.into, op)
+            elif isinstance(op, FusedExperts):
+                into = tuple(f"{_EXPERTS}.{name}" for name in ("gate_proj", "up_proj"))
+                found = self._join(found, f"{_EXPERTS}.gate_up_proj", into, op)
+            else:
+                rows = op.save({f"{path}.weight": _rows(factors) for path, factors in found.items()})
+                found = {path: _with_rows(factors, rows[f"{path}.weight"]) for path, factors in found.items()}
+        return {self._write.theirs(f"{path}.weight").removesuffix(".weight"): f for path, f in found.items()}
+
+    def _join(self, found: Mapping[str, Factors], whole: str, into: Sequence[str], op: Any) -> dict[str, Factors]:
+        """Changes of the parts of one projection elsewhere become one change of it."""
+        out = dict(found)
+        stems = {around(path + ".", part)[0] for path in found for part in into if around(path + ".", part)[1]}
+        for stem in sorted(stems):
+            parts = [f"{stem}{part}" for part in into]
+            if all(f"{part}.weight" in self._shapes for part in parts):
+                group = {part: out.pop(part, None) for part in parts}
+                out[f"{stem}{whole}"] = _joined(group, self._shapes, op)
+        return out
+
+
+def _joined(group: Mapping[str, Factors | None], shapes: Shapes, op: Any) -> Factors:
+    present = [factors for factors in group.values() if factors is not None]
+    if any(f.m is not None for f in present) and len(present) < len(group):
+        missing = next(path for path, factors in group.items() if factors is None)
+        raise ModelError(f"the adapter can't be written: {missing} is one with others there, so it needs DoRA too.")
+    scale, rank = present[0].scale, sum(f.rank for f in present)
+    arrays, start = {}, 0
+    for path, factors in group.items():
+        rows = shapes[f"{path}.weight"][:-1]
+        if factors is None:
+            arrays[f"{path}.weight"] = mx.zeros((*rows, rank))
+            continue
+        b = factors.b if factors.scale == scale else factors.b * (factors.scale / scale)
+        before, after = start, rank - start - factors.rank
+        block = mx.pad(b, [*[(0, 0)] * (b.ndim - 1), (before, after)])
+        arrays[f"{path}.weight"] = _rows(replace(factors, b=block))
+        start += factors.rank
+    (rows,) = op.save(arrays).values()
+    return _with_rows(replace(present[0], a=mx.concatenate([f.a for f in present], axis=-2)), rows)
+
+
+def _rows(factors: Factors) -> mx.array:
+    """b, and m as one more column: all that goes by rows."""
+    if factors.m is None:
+        return factors.b
+    return mx.concatenate([factors.b, factors.m[..., None].astype(factors.b.dtype)], axis=-1)
+
+
+def _with_rows(factors: Factors, rows: mx.array) -> Factors:
+    if factors.m is None:
+        return replace(factors, b=rows)
+    return replace(factors, b=rows[..., :-1], m=rows[..., -1])
+
+
+def _giving(array: mx.array) -> Any:
+    return lambda: array
+
+
+def _switch_name(rename: Mapping[str, str | None], aliases: Mapping[str, str | None]) -> dict[str, str]:
+    """What mlx-lm calls the experts of a family."""
+    names = [theirs for theirs, ours in aliases.items() if ours == _EXPERTS and theirs.endswith(".switch_mlp")]
+    sparse = any(theirs.startswith("block_sparse_moe") for theirs in rename)
+    wanted = "block_sparse_moe.switch_mlp" if sparse else "mlp.switch_mlp"
+    return {wanted: _EXPERTS} if wanted in names else {}
