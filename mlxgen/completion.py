@@ -59,6 +59,10 @@ class Completion:
     context, "interrupted" when the caller stopped it.
     complete: of an answer that must follow a rule (`json_schema`, `regex`, ...), whether the text, with the prefill in
     front, is a whole one; always so where the answer ended by itself. None without a rule.
+    seed: with it and `n=1` the same answer comes again, also one of several.
+    prompt_logprobs: of the prompt's tokens but for the first, which nothing comes before.
+    score: of an answer of a beam search: log-probabilities divided by length ** length_penalty.
+    others: the further answers that `n` asked for; of a beam search, the next best.
     """
 
     text: str
@@ -69,42 +73,48 @@ class Completion:
     seed: int
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     complete: bool | None = None
+    score: float | None = None
+    others: tuple[Completion, ...] = ()
 
     def __str__(self) -> str:
         return self.text
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as `output=json` prints it; `logprobs`, `complete` and `speculation` only where asked for."""
-        data = dataclasses.asdict(self)
-        for data_, name in ((data, "logprobs"), (data, "complete"), (data["stats"], "speculation")):
-            if data_[name] is None:
-                del data_[name]
-        return data
+        """Plain data, as `output=json` prints it; what must be asked for only where it was."""
+        data = dataclasses.asdict(dataclasses.replace(self, others=()))
+        data["others"] = [other.as_dict() for other in self.others] or None
+        data["stats"] = {name: value for name, value in data["stats"].items() if value is not None}
+        return {name: value for name, value in data.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A piece of an answer as it comes. The last one, and only that, has a finish reason and the completion."""
+    """A piece of an answer as it comes: of the `index`-th, where there are several.
+
+    The last piece of an answer, and only that, has a finish reason; the very last one has the completion.
+    """
 
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    index: int = 0
     finish_reason: FinishReason | None = None
     completion: Completion | None = None
 
 
-class Answer:
-    """Collects an answer while it is generated, and takes the time."""
+class Clock:
+    """Takes the time of an answer."""
 
-    def __init__(self, prompt_tokens: int, want_logprobs: bool):
-        self.prompt_tokens = prompt_tokens
-        self.tokens: list[int] = []
-        self.texts: list[str] = []
-        self.logprobs: list[TokenLogprob] | None = [] if want_logprobs else None
+    def __init__(self) -> None:
         self._started = self._last = time.perf_counter()
         self._first: float | None = None
         self._count = 0
+
+    def start(self) -> None:
+        """The prompt is computed; the first token counts from now on at the latest."""
+        self._first = self._first or time.perf_counter()
 
     def tick(self) -> None:
         """A token has come, the end-of-sequence token included."""
@@ -112,36 +122,17 @@ class Answer:
         self._first = self._first or self._last
         self._count += 1
 
-    def completion(
-        self,
-        finish_reason: FinishReason,
-        cached_tokens: int,
-        seed: int,
-        *,
-        complete: bool | None = None,
-        speculation: SpeculationStats | None = None,
-    ) -> Completion:
-        return Completion(
-            text="".join(self.texts),
-            tokens=list(self.tokens),
-            finish_reason=finish_reason,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=len(self.tokens),
-            seed=seed,
-            stats=self._stats(cached_tokens, speculation),
-            logprobs=None if self.logprobs is None else tuple(self.logprobs),
-            complete=complete,
-        )
-
-    def _stats(self, cached_tokens: int, speculation: SpeculationStats | None) -> Stats:
+    def stats(
+        self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, speculation: SpeculationStats | None
+    ) -> Stats:
         ttft = (self._first or self._last) - self._started
         decode = self._last - (self._first or self._last)
         return Stats(
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
-            completion_tokens=len(self.tokens),
+            completion_tokens=completion_tokens,
             ttft_s=ttft,
-            prefill_tokens_per_s=(self.prompt_tokens - cached_tokens) / ttft if ttft else 0.0,
+            prefill_tokens_per_s=(prompt_tokens - cached_tokens) / ttft if ttft else 0.0,
             decode_tokens_per_s=(self._count - 1) / decode if decode else 0.0,
             peak_memory_bytes=peak_memory_bytes(),
             speculation=speculation,

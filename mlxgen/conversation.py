@@ -6,9 +6,17 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from mlxgen.completion import Chunk, Completion
+from mlxgen.config import Config
+from mlxgen.errors import require
 
 if TYPE_CHECKING:
     from mlxgen.pipeline import Pipeline, Settings
+
+
+def check_conversation(config: Config) -> None:
+    """Raise ConfigError for what does not go together with a conversation."""
+    require(config.n == 1, "n", "1 in a chat, where every turn has one answer", config.n)
+    require(config.beams == 1, "beams", "1 in a chat, where answers come word by word", config.beams)
 
 
 class Conversation:
@@ -18,6 +26,7 @@ class Conversation:
     """
 
     def __init__(self, pipeline: Pipeline, settings: Settings):
+        check_conversation(settings.config)
         self._pipeline, self._settings = pipeline, settings
         self._sequence = pipeline.new_sequence()
         self.messages: list[dict[str, Any]] = []

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+import mlxgen.device
 
 # isort: split
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from mlxgen.blueprint import Blueprint, DecoderSpec, find_blueprint
 from mlxgen.blueprint.spec import MoeSpec
 from mlxgen.blueprint.text_part import text_config
 from mlxgen.checkpoint import Checkpoint, PackageSource, open_checkpoint, read_config
 from mlxgen.checkpoint.load import load_weights, names_of
-from mlxgen.config import ModelConfig, config_dirs
+from mlxgen.config import AdapterConfig, ModelConfig, config_dirs
 from mlxgen.decoder import Decoder
 from mlxgen.errors import ConfigError, ModelError
 from mlxgen.passes.fuse_projections import fuse_projections
@@ -28,8 +30,29 @@ _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
+    """A decoder with its weights. rules: how they are called in files, see mlxgen.checkpoint.save."""
+
     decoder: Decoder
     checkpoint: Checkpoint
+    rules: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    adapters: tuple[Any, ...] = ()  # mlxgen.passes.adapters.LoadedAdapter
+    model_type: str = ""
+    source: str = ""
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What an adapter notes of the model that it was trained on."""
+        return {"source": self.source, "model_type": self.model_type, "fingerprint": self.checkpoint.fingerprint()}
+
+    def fingerprint(self) -> str:
+        """Everything that a layer's keys and values depend on, but for the tokens.
+
+        These are the weights that were read and the form in which they are held, and what is computed with them.
+        """
+        held = [(name, array.shape, str(array.dtype)) for name, array in tree_flatten(self.decoder.parameters())]
+        added = [(adapter.name, adapter.fingerprint) for adapter in self.adapters]
+        text = f"{mlxgen.__version__} {self.checkpoint.fingerprint()} {self.decoder.spec!r} {held} {added}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -94,9 +117,12 @@ def _described(
 
 
 def load(
-    model: ModelConfig, architecture: Mapping[str, Any] | None = None, dirs: tuple[Path, ...] | None = None
+    model: ModelConfig,
+    architecture: Mapping[str, Any] | None = None,
+    dirs: tuple[Path, ...] | None = None,
+    adapter: AdapterConfig | None = None,
 ) -> LoadedModel:
-    """Open the checkpoint, find its blueprint, build the decoder, read the weights.
+    """Open the checkpoint, find its blueprint, build the decoder, read the weights, put trained adapters on it.
 
     architecture: a composed blueprint to use instead of the one that the checkpoint's `model_type` names.
     Raises ModelError or ConfigError, before memory is spent, for what does not fit together.
@@ -106,15 +132,35 @@ def load(
     dtype, dequantize = precision(model)
     _check_experts(described.spec, dtype, dequantize)
     decoder = Decoder(described.spec)
+    rules = described.blueprint.weights(described.config)
+    adapted = adapter is not None and bool(adapter.folders)
     load_weights(
         decoder,
         checkpoint,
-        described.blueprint.weights(described.config),
+        rules,
         dtype=dtype,
         dequantize=dequantize,
-        finish=fuse_projections if model.fuse else lambda layer: None,
+        finish=fuse_projections if model.fuse and not adapted else lambda layer: None,
     )
-    return LoadedModel(decoder=decoder.eval(), checkpoint=checkpoint)
+    loaded = LoadedModel(
+        decoder=decoder.eval(),
+        checkpoint=checkpoint,
+        rules=rules,
+        model_type=str(described.config.get("model_type", "")),
+        source=model.source,
+    )
+    return _with_adapters(loaded, adapter, fuse=model.fuse) if adapter is not None and adapted else loaded
+
+
+def _with_adapters(loaded: LoadedModel, config: AdapterConfig, *, fuse: bool) -> LoadedModel:
+    """The model with trained adapters on it. Projections that have none, or whose has been merged, are fused then."""
+    from mlxgen.passes.adapters import load_adapters  # the many runs without one do without
+
+    adapters = load_adapters(loaded.decoder, config, loaded.rules, loaded.identity)
+    for layer in loaded.decoder.layers if fuse else ():
+        fuse_projections(layer)
+        mx.eval(layer.parameters())
+    return replace(loaded, adapters=adapters)
 
 
 def open_source(model: ModelConfig) -> Checkpoint:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+from mlxgen.answering import Answers, Texts, several
 from mlxgen.blueprint import DecoderSpec
 from mlxgen.build import build
 from mlxgen.cache import Rows, load_caches, merge, save_caches
-from mlxgen.completion import Answer, Chunk, Completion, FinishReason, TokenLogprob
+from mlxgen.completion import Chunk, Completion
 from mlxgen.config import RULES, Config, load_config, read_file
-from mlxgen.engine import Engine, Generation, Parts, Request, TextAssembler, Token, TokenSequence
+from mlxgen.engine import Engine, Parts, Request, TokenSequence
 from mlxgen.errors import ConfigError, RequestError, did_you_mean
 from mlxgen.guiding import Guides, rule_of
 from mlxgen.loading import load
 from mlxgen.prompting import Prompt, encode_prompt, goes_on
 from mlxgen.protocols import Tokenizer
-from mlxgen.sampler import Effective, Sampler, effective, known_stages, logprobs, sample, sample_ahead
+from mlxgen.reusing import STRIDE, open_store
+from mlxgen.sampler import Effective, Sampler, candidates, effective, known_stages, logprobs, sample, sample_ahead
 from mlxgen.schema import parse
-from mlxgen.speculating import check_speculation, open_speculation, speculation_stats
+from mlxgen.speculating import check_speculation, open_speculation
 from mlxgen.tokenizer import open_tokenizer
 
 _PER_REQUEST = (
-    "system", "prefill", "raw", "max_tokens", "stop", "seed", "logprobs", "top_logprobs", "prefill_chunk", *RULES,
+    "system", "prefill", "raw", "max_tokens", "stop", "seed", "logprobs", "top_logprobs", "prompt_logprobs",
+    "n", "beams", "length_penalty", "prefill_chunk", *RULES,
 )  # fmt: skip
 
 
@@ -46,6 +50,7 @@ class Pipeline:
         """Load what `config` names. Raises MlxgenError with exit code 2, 3 or 4."""
         self.config = config
         self._policy = build(config.cache, "cache", config.trust)
+        self._kind = json.dumps(config.cache, sort_keys=True, default=str)  # caches of equal kinds may share prompts
         self._generation_config: Mapping[str, Any] = {}
         self._eos_ids: frozenset[int] = frozenset()
         self._vocab_size: int | None = None
@@ -53,17 +58,25 @@ class Pipeline:
         check_speculation(config)
         if (rule := rule_of(config)) is not None:
             rule.check()
-        self._loaded = loaded = load(config.model, config.architecture, config.config_dirs)
+        self._loaded = loaded = load(config.model, config.architecture, config.config_dirs, config.adapter)
         self.decoder = loaded.decoder
         self.tokenizer: Tokenizer = open_tokenizer(loaded.checkpoint, config.tokenizer)
         self._generation_config = loaded.checkpoint.generation_config
         self._vocab_size = self.spec.vocab_size
         self._eos_ids = loaded.eos_ids | self.tokenizer.eos_ids | self._own_eos_ids()
+        self._store = open_store(config.prefix, loaded.fingerprint)
         self.new_sequence()  # a policy that can't serve this model says so now
         self._guides = Guides(self.tokenizer, self.spec.vocab_size, self._eos_ids)
         self._speculation = open_speculation(config, self.spec, self.tokenizer)
-        parts = Parts(sample=sample, logprobs=logprobs, merge=merge, rows=Rows, sample_ahead=sample_ahead)
-        self.engine = Engine(self.decoder, parts)
+        parts = Parts(
+            sample=sample,
+            logprobs=logprobs,
+            merge=merge,
+            rows=Rows,
+            sample_ahead=sample_ahead,
+            candidates=candidates,
+        )
+        self.engine = Engine(self.decoder, parts, store=self._store)
 
     @property
     def spec(self) -> DecoderSpec:
@@ -72,9 +85,11 @@ class Pipeline:
     def generate(self, prompt: Prompt | None = None, **overrides: Any) -> Completion:
         """Answer a text, a conversation (a list of messages), or a list of token ids.
 
-        overrides: `system`, `prefill`, `raw`, `max_tokens`, `stop`, `seed`, `logprobs`, `top_logprobs`, `tools`,
-        `template_args`, any sampler value (`temperature=0.7`, `top_p=0.9`), and one rule for the answer: `json_schema`
-        (a mapping, JSON text or a Path), `regex`, `grammar` (a text or a Path), or `choice` (a list of texts).
+        overrides: `system`, `prefill`, `raw`, `max_tokens`, `stop`, `seed`, `logprobs`, `top_logprobs`,
+        `prompt_logprobs`, `tools`, `template_args`, any sampler value (`temperature=0.7`, `top_p=0.9`), and one rule
+        for the answer: `json_schema` (a mapping, JSON text or a Path), `regex`, `grammar` (a text or a Path), or
+        `choice` (a list of texts). With `n=4` there are four answers, three of them in the first one's `others`;
+        `beams=8` searches for the likeliest answer, or the `n` likeliest.
         Raises ConfigError for these, RequestError for a prompt that is empty or longer than the model's context.
         """
         *_, last = self.stream(prompt, **overrides)
@@ -97,7 +112,8 @@ class Pipeline:
 
     def new_sequence(self) -> TokenSequence:
         """Empty caches by this pipeline's policy."""
-        return TokenSequence(lambda: self._policy(self.spec))
+        stride = STRIDE if self._store is not None else 0
+        return TokenSequence(lambda: self._policy(self.spec), kind=self._kind, stride=stride)
 
     def save_sequence(self, sequence: TokenSequence, path: Path) -> None:
         """Keep what a sequence has computed in a file."""
@@ -111,8 +127,7 @@ class Pipeline:
 
     def _cache_fingerprint(self) -> str:
         """Everything that keys and values depend on."""
-        dtype = self.decoder.embed_tokens.weight.dtype
-        return f"{self._loaded.checkpoint.fingerprint()} {self._policy!r} {dtype}"
+        return f"{self._loaded.fingerprint()} {self._kind}"
 
     def settings(self, **overrides: Any) -> Settings:
         """Sort a request's values: root keys, template, and what belongs to the sampler. Raises ConfigError."""
@@ -179,74 +194,34 @@ class Pipeline:
     def answer(
         self, ids: Sequence[int], settings: Settings, sequence: TokenSequence, *, continues: bool = False
     ) -> Generator[Chunk, None, None]:
-        """Generate from token ids, on caches that may hold a beginning of them already.
+        """Generate from token ids, on caches that may hold a beginning of them already."""
+        answers = self.submit(ids, settings, sequence, continues=continues)
+        try:
+            while answers.completion is None:
+                yield from answers.chunks()
+                self.engine.step()
+        except KeyboardInterrupt:
+            if answers.completion is not None:
+                raise
+            yield from answers.interrupt()
+        finally:
+            answers.cancel()
+
+    def submit(
+        self, ids: Sequence[int], settings: Settings, sequence: TokenSequence | None = None, *, continues: bool = False
+    ) -> Answers:
+        """Queue the answers to a prompt: they come while `engine.step()` is called. Raises RequestError or FitError.
 
         continues: the answer goes on in the middle of a text, so its first space counts.
         """
         config = settings.config
         stop = (config.stop,) if isinstance(config.stop, str) else config.stop or ()
-        request = self._request(ids, settings)
+        first = self._request(ids, settings)
         # A rule says itself whether the text begins with a space.
-        assembler = TextAssembler(self.tokenizer.stream(continues=continues or request.guide is not None), stop)
-        answer = Answer(len(ids), request.top_logprobs >= 0)
-        generation = self.engine.submit(request, sequence)
-        reason: FinishReason = "length"
-        try:
-            for token in self._tokens(generation):
-                answer.tick()
-                if token.ends:
-                    reason = "stop"
-                    break
-                text = assembler.push(token.id)
-                yield self._chunk(answer, token, text)
-                if assembler.stopped:
-                    reason = "stop"
-                    break
-        except KeyboardInterrupt:
-            reason = "interrupted"
-        finally:
-            self.engine.cancel(generation)
-        if generation.finish == "stop" and reason == "length":  # an answer that nothing can follow
-            reason = "stop"
-        rest = assembler.finish()
-        if assembler.stopped and reason == "length":  # a stop text that had to wait for the end of the answer
-            reason = "stop"
-        answer.texts.append(rest)
-        completion = answer.completion(
-            reason,
-            generation.cached_tokens,
-            request.sampler.seed,
-            complete=self._complete(generation, answer, stopped=assembler.stopped or reason == "interrupted"),
-            speculation=speculation_stats(generation),
-        )
-        yield Chunk(text=rest, finish_reason=reason, completion=completion)
-
-    def _complete(self, generation: Generation, answer: Answer, *, stopped: bool) -> bool | None:
-        """Whether an answer is whole by its rule. One that was stopped may end anywhere in what the guide has seen."""
-        if generation.guide is None:
-            return None
-        return generation.request.guide.accepts("".join(answer.texts)) if stopped else generation.guide.complete
-
-    def _tokens(self, generation: Generation) -> Generator[Token, None, None]:
-        """The tokens of one generation, while the engine serves all. Raises what its row failed with."""
-        while True:
-            yield from generation.take()
-            if generation.done:
-                break
-            self.engine.step()
-        if generation.error is not None:
-            raise generation.error
-
-    def _chunk(self, answer: Answer, token: Token, text: str) -> Chunk:
-        answer.tokens.append(token.id)
-        answer.texts.append(text)
-        if token.logprob is None or answer.logprobs is None:
-            return Chunk(text=text, tokens=(token.id,))
-        piece = self.tokenizer.piece
-        top = tuple((i, piece(i), value) for i, value in token.top_logprobs)
-        entry = TokenLogprob(token=token.id, piece=piece(token.id), logprob=token.logprob, top=top)
-        answer.logprobs.append(entry)
-        return Chunk(text=text, tokens=(token.id,), logprobs=(entry,))
+        texts = Texts(tokenizer=self.tokenizer, stop=stop, continues=continues or first.guide is not None)
+        requests = [first] if first.beams > 1 else several(first, config.n)
+        sequences = [sequence or self.new_sequence(), *(self.new_sequence() for _ in requests[1:])]
+        return Answers(self.engine, requests, sequences, texts)
 
     def _request(self, ids: Sequence[int], settings: Settings) -> Request:
         config, context = settings.config, self.spec.context
@@ -257,16 +232,20 @@ class Pipeline:
                     f"`prompt` must fit into the model's context of {context} tokens, but has {len(ids)}; shorten it."
                 )
             room = min(room, context - len(ids))
-        wanted = config.logprobs or config.top_logprobs > 0
+        wanted, top = config.logprobs or config.top_logprobs > 0, min(config.top_logprobs, self.spec.vocab_size)
         return Request(
             prompt=tuple(ids),
             sampler=self.sampler(settings).seeded(),
             max_tokens=room,
             eos_ids=self._eos_ids,
-            top_logprobs=min(config.top_logprobs, self.spec.vocab_size) if wanted else -1,
+            top_logprobs=top if wanted else -1,
+            prompt_logprobs=top if config.prompt_logprobs else -1,
             prefill_chunk=config.prefill_chunk,
             guide=self._guides.grammar(config),
             speculation=self._speculation,
+            beams=config.beams,
+            best=config.n,
+            length_penalty=config.length_penalty,
         )
 
     def _check_ids(self, ids: Sequence[Any]) -> list[int]:

@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, NewType, TypeVar, Union
 
 from mlxgen.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
-_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+Bytes = NewType("Bytes", int)
+"""A size: a number of bytes, or text such as 512MB, 1.5 GB or 2GiB."""
+_NAMES = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    Path: "a path",
+    Bytes: "a size such as 512MB",
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kMGT]?)(i?)B)?", re.IGNORECASE)
 
 
 @functools.cache
@@ -103,12 +114,23 @@ def _convert_scalar(kind: Any, value: Any, path: str) -> Any:
     if kind is int:
         _expect(number and value == value // 1, path, _rule(kind), value)
         return int(value)
+    if kind is Bytes:
+        return _bytes(value, path)
     if kind is Path:
         _expect(isinstance(value, str | Path), path, _rule(kind), value)
         return Path(str(value)).expanduser()
     hint = f" Write {value!r} in quotes." if kind is str and isinstance(value, int | float) else ""
     _expect(isinstance(value, kind), path, _rule(kind), value, hint)
     return value
+
+
+def _bytes(value: Any, path: str) -> Bytes:
+    found = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
+    _expect(found is not None, path, _rule(Bytes), value)
+    assert found is not None
+    number, prefix, binary = found.groups()
+    base = 1024 if binary else 1000
+    return Bytes(round(float(number) * base ** " kmgt".index((prefix or " ").lower())))
 
 
 def _rule(kind: Any) -> str:

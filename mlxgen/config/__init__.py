@@ -6,7 +6,15 @@ The one package that knows Hydra, and only while it composes: importing this imp
 from mlxgen.config.adapter import AdapterConfig
 from mlxgen.config.compose import checked, compose, load_config, recipe
 from mlxgen.config.folders import GROUPS, conf_dir, config_dirs, options
-from mlxgen.config.run import RULES, Config, ModelConfig, PackageConfig, SpeculationConfig, TokenizerConfig
+from mlxgen.config.run import (
+    RULES,
+    Config,
+    ModelConfig,
+    PackageConfig,
+    PrefixConfig,
+    SpeculationConfig,
+    TokenizerConfig,
+)
 from mlxgen.config.words import Overrides, read_file, read_overrides, sweep
 
 __all__ = [
@@ -17,6 +25,7 @@ __all__ = [
     "ModelConfig",
     "Overrides",
     "PackageConfig",
+    "PrefixConfig",
     "SpeculationConfig",
     "TokenizerConfig",
     "checked",

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from mlxgen.config.adapter import AdapterConfig
 from mlxgen.errors import ConfigError, require
+from mlxgen.schema import Bytes
+
+_NOTHING = Bytes(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,19 @@ class SpeculationConfig:
         require(self.ngram >= 1, "ngram", "at least 1", self.ngram)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrefixConfig:
+    """How much is kept of computed prompts, for those that begin alike. conf/prefix says what the fields are for."""
+
+    memory: Bytes = _NOTHING
+    folder: Path | None = None
+    disk: Bytes = _NOTHING
+
+    def __post_init__(self) -> None:
+        if self.folder is not None:
+            require(self.disk > 0, "disk", "above 0 with `prefix.folder` (prefix=disk sets both)", self.disk)
+
+
 RULES = ("json_schema", "regex", "grammar", "choice")  # for an answer; one at most
 
 
@@ -71,6 +87,7 @@ class Config:
     sampler: dict[str, Any]
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     speculation: SpeculationConfig
+    prefix: PrefixConfig
     task: dict[str, Any]
     prompt: str | None = None
     system: str | None = None
@@ -82,10 +99,14 @@ class Config:
     seed: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
     json_schema: dict[str, Any] | bool | str | None = None
     regex: str | None = None
     grammar: str | None = None
     choice: tuple[str, ...] | None = None
+    n: int = 1
+    beams: int = 1
+    length_penalty: float = 1.0
     prefill_chunk: int = 512
     output: Literal["text", "json", "jsonl"] = "text"
     stats: bool | Literal["auto"] = "auto"
@@ -99,9 +120,18 @@ class Config:
         require(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
         require(self.prefill_chunk >= 1, "prefill_chunk", "at least 1", self.prefill_chunk)
         require(self.top_logprobs >= 0, "top_logprobs", "at least 0", self.top_logprobs)
+        require(self.n >= 1, "n", "at least 1", self.n)
+        require(self.beams >= 1, "beams", "at least 1", self.beams)
+        if self.beams > 1:
+            self._check_beams()
         given = [rule for rule in RULES if getattr(self, rule) is not None]
         if len(given) > 1:
             raise ConfigError(f"`{given[0]}` and `{given[1]}` must not be given together: an answer follows one rule.")
+
+    def _check_beams(self) -> None:
+        require(self.n <= self.beams, "n", f"at most `beams` ({self.beams}), the answers that a search finds", self.n)
+        kind = self.speculation.kind
+        require(kind == "none", "speculation", "none with `beams`, as guesses are for one row alone", kind)
 
 
 FROM_CALLER = ("trust", "config_dirs", "variant")

@@ -74,7 +74,13 @@ class BeamSearch:
     def hand_out(self) -> None:
         """The best answer is the owner's, and the next best are beside it."""
         owner = self.owner
-        owner.others = [Generation(request=owner.request, sequence=owner.sequence, arrival=0) for _ in self.done[1:]]
+        owner.others = [
+            Generation(
+                request=owner.request, sequence=owner.sequence, arrival=0, state=owner.state,
+                cached_tokens=owner.cached_tokens,
+            )
+            for _ in self.done[1:]
+        ]  # fmt: skip
         for generation, (score, tokens) in zip([owner, *owner.others], self.done, strict=True):
             generation.score, generation.produced = score, [token.id for token in tokens]
             generation.waiting.extend(tokens)

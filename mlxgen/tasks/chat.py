@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from mlxgen.config import Config
-from mlxgen.conversation import Conversation
+from mlxgen.conversation import Conversation, check_conversation
 from mlxgen.errors import EXIT_INTERRUPTED, EXIT_OK, RequestError, require
 from mlxgen.pipeline import Pipeline
 from mlxgen.tasks.output import play, say, show_stats, status
@@ -23,6 +23,7 @@ class Chat:
 
     def __call__(self, config: Config) -> int:
         require(not config.raw, "raw", "false for task=chat, which is made of chat templates", config.raw)
+        check_conversation(config)
         with status("loading the model"):
             pipeline = Pipeline(config)
         conversation = pipeline.chat()

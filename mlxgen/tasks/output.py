@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,13 +20,13 @@ def play(chunks: Generator[Chunk, None, None], config: Config) -> Completion:
 
     Raises KeyboardInterrupt where there is no answer yet, or at a second Ctrl-C.
     """
-    first, interrupted = True, False
+    first, interrupted, pages = True, False, Pages(config.n)
     while True:
         try:
             with status("reading the prompt") if first else nullcontext():
                 first = False
                 chunk = chunks.throw(KeyboardInterrupt()) if interrupted else next(chunks)
-            _show(chunk, config)
+            _show(chunk, config, pages)
         except KeyboardInterrupt:
             if interrupted:
                 raise
@@ -35,25 +36,51 @@ def play(chunks: Generator[Chunk, None, None], config: Config) -> Completion:
             return chunk.completion
 
 
-def _show(chunk: Chunk, config: Config) -> None:
+def _show(chunk: Chunk, config: Config, pages: Pages) -> None:
     done = chunk.completion
     if config.output == "text":
-        end = "\n" if done is not None and not done.text.endswith("\n") else ""
-        write(chunk.text + end)
+        write(pages.turn(chunk))
     elif config.output == "jsonl":
-        print_json(_event(chunk), config)
+        print_json(_event(chunk, config), config)
     elif done is not None:
         print_json(done.as_dict(), config)
 
 
-def _event(chunk: Chunk) -> dict[str, Any]:
+class Pages:
+    """Several answers that come at the same time, as text: one below the other, each under a line with its number."""
+
+    def __init__(self, count: int):
+        self._count = count
+        self._waiting: dict[int, list[Chunk]] = defaultdict(list)
+        self._at = 0  # the answer that is being shown
+        self._end: str | None = None  # the last character of it; None before it has begun
+
+    def turn(self, chunk: Chunk) -> str:
+        """What can be shown now."""
+        self._waiting[chunk.index].append(chunk)
+        shown = ""
+        while self._waiting[self._at]:
+            piece = self._waiting[self._at].pop(0)
+            if self._end is None:
+                shown += f"--- {self._at + 1} of {self._count} ---\n" if self._count > 1 else ""
+                self._end = ""
+            shown += piece.text
+            self._end = piece.text[-1:] or self._end
+            if piece.finish_reason is not None:
+                shown += "" if self._end == "\n" else "\n"
+                self._at, self._end = self._at + 1, None
+        return shown
+
+
+def _event(chunk: Chunk, config: Config) -> dict[str, Any]:
+    event: dict[str, Any] = {"index": chunk.index} if config.n > 1 else {}
+    event["text"] = chunk.text
+    if chunk.finish_reason is None:
+        event["tokens"] = list(chunk.tokens)
+    else:
+        event["finish_reason"] = chunk.finish_reason
     if chunk.completion is not None:
-        return {
-            "text": chunk.text,
-            "finish_reason": chunk.finish_reason,
-            "completion": chunk.completion.as_dict(),
-        }
-    event: dict[str, Any] = {"text": chunk.text, "tokens": list(chunk.tokens)}
+        event["completion"] = chunk.completion.as_dict()
     if chunk.logprobs:
         event["logprobs"] = [dataclasses.asdict(entry) for entry in chunk.logprobs]
     return event

@@ -245,7 +245,7 @@ def refusal_of(values: dict) -> str:
         ("smapler=top_p", "`smapler` is not a key. Did you mean `sampler`?"),
         ("temperature=0.5", "`temperature` is not a key. Did you mean `sampler.temperature`?"),
         ("dtype=float32", "`dtype` is not a key. Did you mean `model.dtype`?"),
-        ("quite_unheard_of=1", "`quite_unheard_of` is not a key; known here: architecture, cache, choice,"),
+        ("quite_unheard_of=1", "`quite_unheard_of` is not a key; known here: "),
         ("model.dtyp=float32", "`model.dtyp` is not a key. Did you mean `dtype`?"),
         ("model.sampling.top_pp=1", "`model.sampling.top_pp` is not a key"),
         ("sampler.dry.multipler=1", "`sampler.dry.multipler` is not a key. Did you mean `multiplier`?"),

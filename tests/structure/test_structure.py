@@ -24,6 +24,8 @@ RANKS = {
         "conversation",
         "prompting",
         "guiding",
+        "answering",
+        "reusing",
         "speculating",
         "testing",
         "__init__",
