@@ -66,7 +66,7 @@ class Answers:
                 if chunk.finish_reason is not None:
                     self._engine.cancel(one.generation)
                     for other in one.generation.others:
-                        self._all.append(_Answering(other, self._texts, one.clock, further=True))
+                        self._all.append(_Answering(other, self._texts, one.clock.again(), further=True))
                 yield self._numbered(chunk, index)
 
     def interrupt(self) -> Iterator[Chunk]:

@@ -116,6 +116,12 @@ class Clock:
         """The prompt is computed; the first token counts from now on at the latest."""
         self._first = self._first or time.perf_counter()
 
+    def again(self) -> Clock:
+        """For another answer that was computed at the same time."""
+        other = Clock()
+        other._started, other._first = self._started, self._first
+        return other
+
     def tick(self) -> None:
         """A token has come, the end-of-sequence token included."""
         self._last = time.perf_counter()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
 from mlxgen.answering import Answers, Texts, several
+from mlxgen.batching import answer_all
 from mlxgen.blueprint import DecoderSpec
 from mlxgen.build import build
 from mlxgen.cache import Rows, load_caches, merge, save_caches
@@ -96,13 +97,31 @@ class Pipeline:
         assert last.completion is not None
         return last.completion
 
+    def generate_batch(self, prompts: Iterable[Prompt], **overrides: Any) -> list[Completion]:
+        """Answer several prompts together, each as `generate` does. Raises what the first to fail has failed with.
+
+        mlxgen.batching.answer_all takes any number, each with values of its own, and goes on where one fails.
+        """
+        completions: dict[int, Completion] = {}
+        for place, result in answer_all(self, ((prompt, overrides) for prompt in prompts)):
+            if isinstance(result, Exception):
+                raise result
+            completions[place] = result
+        return [completions[place] for place in sorted(completions)]
+
     def stream(self, prompt: Prompt | None = None, **overrides: Any) -> Generator[Chunk, None, None]:
         """Like `generate`, piece by piece. The last chunk holds the completion."""
         settings = self.settings(**overrides)
         prompt = self.config.prompt if prompt is None else prompt
-        ids = self.encode(prompt, settings)
-        inside = prompt is not None and goes_on(self.tokenizer, prompt, settings.config)
-        return self.answer(ids, settings, self.new_sequence(), continues=inside)
+        return self.answer(self.encode(prompt, settings), settings, continues=self._continues(prompt, settings))
+
+    def start(self, prompt: Prompt, **overrides: Any) -> Answers:
+        """Queue a prompt: while `engine.step()` is called, its answers' `chunks()` come. Raises as `generate` does."""
+        settings = self.settings(**overrides)
+        return self.submit(self.encode(prompt, settings), settings, continues=self._continues(prompt, settings))
+
+    def _continues(self, prompt: Prompt | None, settings: Settings) -> bool:
+        return prompt is not None and goes_on(self.tokenizer, prompt, settings.config)
 
     def chat(self, **overrides: Any) -> Any:
         """A mlxgen.conversation.Conversation: call it with what the user says; it keeps its cache."""
@@ -192,9 +211,9 @@ class Pipeline:
         return tokens[-1] if tokens else None
 
     def answer(
-        self, ids: Sequence[int], settings: Settings, sequence: TokenSequence, *, continues: bool = False
+        self, ids: Sequence[int], settings: Settings, sequence: TokenSequence | None = None, *, continues: bool = False
     ) -> Generator[Chunk, None, None]:
-        """Generate from token ids, on caches that may hold a beginning of them already."""
+        """Generate from token ids, perhaps on caches that hold a beginning of them already."""
         answers = self.submit(ids, settings, sequence, continues=continues)
         try:
             while answers.completion is None:

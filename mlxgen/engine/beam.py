@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlxgen.engine.request import Generation, Request, Token
 from mlxgen.engine.step import Step
 from mlxgen.errors import RequestError
+from mlxgen.protocols import Guide
 
 
 @dataclass(eq=False, kw_only=True)
@@ -34,6 +35,12 @@ class _Candidate:
     state: Any  # of the row's sampler
     total: float
     token: Token
+    guide: Guide | None  # after the token
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing follows: an end of sequence, or the rest of an answer that is whole by its rule."""
+        return self.token.ends or (self.guide is not None and self.guide.ended)
 
     @property
     def tokens(self) -> tuple[Token, ...]:
@@ -42,10 +49,10 @@ class _Candidate:
 
 @dataclass(eq=False)
 class BeamSearch:
-    """The search of one request, whose generation is its first row. `done`: (score, tokens) of the best that ended."""
+    """The search of one request, whose generation is its first row. `done`: (score, last token) of the best answers."""
 
     owner: Generation
-    done: list[tuple[float, tuple[Token, ...]]] = field(default_factory=list)
+    done: list[tuple[float, _Candidate]] = field(default_factory=list)
 
     def grow(self, step: Step, places: Sequence[int]) -> list[_Candidate]:
         """One token more: the beams that go on, in the order of their rows; none if the search is over."""
@@ -53,8 +60,8 @@ class BeamSearch:
         going: list[_Candidate] = []
         found = [c for i in places for c in _candidates(step.rows[i], step.before[i], step.extras[i])]
         for candidate in sorted(found, key=lambda c: -c.total):
-            if candidate.token.ends or length >= request.max_tokens:
-                self.done.append((candidate.total / length**request.length_penalty, candidate.tokens))
+            if candidate.ends or length >= request.max_tokens:
+                self.done.append((candidate.total / length**request.length_penalty, candidate))
             elif len(going) < request.beams:
                 going.append(candidate)
         self.done = sorted(self.done, key=lambda answer: -answer[0])[: request.best]
@@ -81,11 +88,12 @@ class BeamSearch:
             )
             for _ in self.done[1:]
         ]  # fmt: skip
-        for generation, (score, tokens) in zip([owner, *owner.others], self.done, strict=True):
-            generation.score, generation.produced = score, [token.id for token in tokens]
-            generation.waiting.extend(tokens)
-        for other in owner.others:
-            other.finish = "stop" if other.waiting[-1].ends else "length"
+        for generation, (score, last) in zip([owner, *owner.others], self.done, strict=True):
+            generation.score, generation.produced = score, [token.id for token in last.tokens]
+            generation.waiting.extend(last.tokens)
+            generation.guide = last.guide
+        for other, (_, last) in zip(owner.others, self.done[1:], strict=True):
+            other.finish = "stop" if last.ends else "length"
 
 
 def check_beams(request: Request, recompute_at: int | None) -> None:
@@ -112,13 +120,14 @@ def grow_beams(
     grown, ended = step.only([i for i, g in enumerate(step.rows) if g.search is None]), []
     for search in searches:
         places = [i for i, g in enumerate(step.rows) if g.search is search]
-        sick = next((step.rows[i] for i in places if values[i] < 0 or step.extras[i] is None), None)
-        going = search.grow(step, places) if sick is None else []
-        if not going:
-            if sick is None:
+        try:
+            _check(step, values, places)
+            going = search.grow(step, places)
+            if not going:
                 search.hand_out()
-            else:
-                search.owner.error = sick.error or RequestError("the model's scores are not numbers (NaN).")
+        except Exception as error:
+            search.owner.error, going = error, []
+        if not going:
             ended.append(search.owner)
             continue
         if len({id(c.row) for c in going}) < len(going) or len(going) < len(places):
@@ -127,6 +136,13 @@ def grow_beams(
         new = Step(beams, mx.array([c.token.id for c in going]), [None] * len(beams), [b.state for b in beams])
         grown = new if grown is None else grown + new
     return grown, ended
+
+
+def _check(step: Step, values: Sequence[int], places: Sequence[int]) -> None:
+    """Raise what a row of a search has failed with."""
+    for i in places:
+        if values[i] < 0 or step.extras[i] is None:
+            raise step.rows[i].error or RequestError("the model's scores are not numbers (NaN).")
 
 
 def _beams(search: BeamSearch, going: Sequence[_Candidate]) -> list[Generation]:
@@ -140,6 +156,7 @@ def _beams(search: BeamSearch, going: Sequence[_Candidate]) -> list[Generation]:
             sequence=row.sequence.fork(row.sequence.caches[0].offset) if taken else row.sequence,
             arrival=row.arrival,
             state=candidate.state.push(candidate.token.id),
+            guide=candidate.guide,
             search=search,
             produced=[*row.produced, candidate.token.id],
             total=candidate.total,
@@ -159,5 +176,15 @@ def _candidates(row: Generation, state: Any, found: Any) -> list[_Candidate]:
         if score > float("-inf"):
             detail = dict(logprob=logprob, top_logprobs=top) if row.request.top_logprobs >= 0 else {}
             entry = Token(id=token, ends=token in eos_ids, **detail)
-            candidates.append(_Candidate(row=row, state=state, total=total + score, token=entry))
+            after = _after(row.guide, token)
+            candidates.append(_Candidate(row=row, state=state, total=total + score, token=entry, guide=after))
     return candidates
+
+
+def _after(guide: Guide | None, token: int) -> Guide | None:
+    """A guide one token further; the beams that grow from one row each have their own."""
+    if guide is None:
+        return None
+    guide = guide.fork()
+    guide.advance(token)
+    return guide

@@ -25,6 +25,7 @@ RANKS = {
         "prompting",
         "guiding",
         "answering",
+        "batching",
         "reusing",
         "speculating",
         "testing",
