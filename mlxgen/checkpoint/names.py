@@ -29,6 +29,15 @@ class NameMap:
         return self._backward.replace(name)
 
 
+def mlx_rename(rules: Mapping[str, Mapping[str, str | None]]) -> dict[str, str | None]:
+    """A blueprint's `rename`, with what mlx-lm's models call the experts, which they stack."""
+    rename, aliases = rules["rename"], rules["aliases"]
+    names = [theirs for theirs, ours in aliases.items() if ours == "mlp.experts" and theirs.endswith(".switch_mlp")]
+    sparse = any(theirs.startswith("block_sparse_moe") for theirs in rename)
+    wanted = "block_sparse_moe.switch_mlp" if sparse else "mlp.switch_mlp"
+    return {**rename, wanted: "mlp.experts"} if wanted in names else dict(rename)
+
+
 def _split(rules: Mapping[str, str | None]) -> dict[Parts, Parts]:
     return {tuple(theirs.split(".")): tuple(ours.split(".")) for theirs, ours in rules.items() if ours is not None}
 

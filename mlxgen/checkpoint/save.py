@@ -12,8 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlxgen.checkpoint.names import NameMap
-from mlxgen.checkpoint.ops import build_ops
+from mlxgen.checkpoint.block_ops import FlatExperts, FusedExperts
+from mlxgen.checkpoint.names import NameMap, mlx_rename
+from mlxgen.checkpoint.ops import Split, Stack, Transpose, build_ops
 
 SHARD_BYTES = 5 << 30
 
@@ -40,12 +41,46 @@ def save_weights(decoder: nn.Module, rules: Mapping[str, Any], config: Mapping[s
 
 
 def their_arrays(decoder: nn.Module, rules: Mapping[str, Any]) -> dict[str, mx.array]:
-    """The decoder's parameters under the names, and in the layout, of the family's own checkpoints."""
+    """The decoder's parameters under the names, and in the layout, of the family's own checkpoints.
+
+    Packed weights only mlx-lm reads, so a decoder that has some is written as mlx-lm does.
+    """
     arrays = dict(tree_flatten(decoder.parameters()))
+    if any(name.endswith(".scales") for name in arrays):
+        return mlx_arrays(arrays, rules)
     for op in reversed(build_ops(rules["ops"])):
         arrays = op.save(arrays)
     names = NameMap(rules["rename"])
     return {names.theirs(name): array for name, array in arrays.items()}
+
+
+def mlx_arrays(arrays: Mapping[str, mx.array], rules: Mapping[str, Any]) -> dict[str, mx.array]:
+    """Parameters under the names, and in the layout, of mlx-lm's models: experts stacked, linear maps [out, in]."""
+    out = dict(arrays)
+    for op in reversed(mlx_ops(rules)):
+        out = op.save(out)
+    names = NameMap(mlx_rename(rules))
+    return {names.theirs(name): array for name, array in out.items()}
+
+
+def mlx_ops(rules: Mapping[str, Any]) -> list[Any]:
+    """Those of a blueprint's operations that the layout of mlx-lm's models needs, too."""
+    ops = [op for op in build_ops(rules["ops"]) if not isinstance(op, Stack | FusedExperts | FlatExperts | Transpose)]
+    return [op for op in ops if not (isinstance(op, Split) and op.axis)]
+
+
+def mlx_quantization(decoder: nn.Module, rules: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What config.json must say of a decoder's packed weights: the commonest setting, and the others by name."""
+    names = NameMap(mlx_rename(rules))
+    found: dict[str, dict[str, Any]] = {}
+    for path, module in decoder.named_modules():
+        if "scales" in module and hasattr(module, "bits"):
+            settings = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
+            found[names.theirs(f"{path}.scales").removesuffix(".scales")] = settings
+    if not found:
+        return None
+    most = max(found.values(), key=list(found.values()).count)
+    return {**most, **{name: settings for name, settings in found.items() if settings != most}}
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -17,11 +17,12 @@ import mlx.core as mx
 from mlxgen.checkpoint.folder import read_header, read_json
 from mlxgen.checkpoint.save import write_json
 from mlxgen.config.adapter import AdapterConfig
-from mlxgen.errors import ModelError
+from mlxgen.errors import ConfigError, ModelError
 from mlxgen.passes.adapter_names import Layout
 from mlxgen.passes.low_rank import Factors
 
 CONFIG, MLX_FILE, PEFT_FILE = "adapter_config.json", "adapters.safetensors", "adapter_model.safetensors"
+_METADATA = {"format": "mlx"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ def read_adapter(folder: Path, is_embedding: Callable[[str], bool]) -> AdapterFi
         from mlxgen.passes.peft_file import read_peft
 
         return read_peft(folder, config)
-    arrays = read_arrays(folder / MLX_FILE)
+    arrays, _ = read_arrays(folder / MLX_FILE)
     base = config.get("mlxgen", {}).get("base", {})
     found = {"folder": folder, "layout": "mlx", "base": base, "fingerprint": fingerprint(folder, MLX_FILE)}
     if config.get("fine_tune_type") == "full":
@@ -88,6 +89,10 @@ def write_mlx(
     rank, scale = max(f.rank for f in modules.values()), next(iter(modules.values())).scale
     arrays: dict[str, mx.array] = {}
     for name, factors in modules.items():
+        if factors.use != "both":
+            raise ConfigError(
+                f"`adapter.format` must be peft: {name} is embedding and output head, but one is changed."
+            )
         alike = filled(factors, rank, scale)
         a, b = alike.a, alike.b
         if is_embedding(name):
@@ -104,20 +109,22 @@ def write_mlx(
         "num_layers": len(numbers),
         "lora_parameters": {"rank": rank, "scale": scale, "dropout": config.dropout, "keys": keys},
     }
-    write(folder, MLX_FILE, arrays, _about(about, config, base))
+    write(folder, MLX_FILE, arrays, _about(about, config, base), _METADATA)
 
 
 def write_full(folder: Path, arrays: Mapping[str, mx.array], config: AdapterConfig, base: Mapping[str, Any]) -> None:
     """Write whole parameters that replace a model's own."""
-    write(folder, MLX_FILE, arrays, _about({"fine_tune_type": "full", "num_layers": -1}, config, base))
+    write(folder, MLX_FILE, arrays, _about({"fine_tune_type": "full", "num_layers": -1}, config, base), _METADATA)
 
 
-def write(folder: Path, name: str, arrays: Mapping[str, mx.array], about: Mapping[str, Any]) -> None:
+def write(
+    folder: Path, name: str, arrays: Mapping[str, mx.array], about: Mapping[str, Any], metadata: Mapping[str, str]
+) -> None:
     """Both files; each appears whole or not at all. Raises ModelError where the disk refuses."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{name}.partial.safetensors"
-        mx.save_safetensors(str(partial), {n: mx.contiguous(a) for n, a in arrays.items()}, metadata={"format": "mlx"})
+        mx.save_safetensors(str(partial), {n: mx.contiguous(a) for n, a in arrays.items()}, metadata=dict(metadata))
         os.replace(partial, folder / name)
         write_json(folder / CONFIG, about)
         (folder / (PEFT_FILE if name == MLX_FILE else MLX_FILE)).unlink(missing_ok=True)
@@ -125,13 +132,14 @@ def write(folder: Path, name: str, arrays: Mapping[str, mx.array], about: Mappin
         raise ModelError(f"the adapter can't be written to {folder}: {error}.") from None
 
 
-def read_arrays(file: Path) -> dict[str, mx.array]:
+def read_arrays(file: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """The tensors of a file, and its metadata."""
     if not file.is_file():
         raise ModelError(f"`{file}` is missing; {CONFIG} beside it says that there must be one.")
     read_header(file)
-    arrays = mx.load(str(file), format="safetensors")
+    arrays, metadata = mx.load(str(file), format="safetensors", return_metadata=True)
     assert isinstance(arrays, dict)
-    return arrays
+    return arrays, metadata  # type: ignore[return-value]
 
 
 def group(arrays: Mapping[str, mx.array], leaves: tuple[str, ...], folder: Path) -> dict[str, dict[str, mx.array]]:

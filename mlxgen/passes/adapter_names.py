@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from mlxgen.blueprint.text_part import text_name
 from mlxgen.checkpoint.block_ops import FusedExperts
-from mlxgen.checkpoint.names import NameMap
+from mlxgen.checkpoint.names import NameMap, mlx_rename
 from mlxgen.checkpoint.ops import Split, SwapHalves, build_ops
 from mlxgen.checkpoint.recurrent_ops import ScaleRows
 from mlxgen.checkpoint.tensor import Tensor, around
@@ -33,28 +33,26 @@ class AdapterNames:
 
     def __init__(self, rules: Mapping[str, Any], layout: Layout, shapes: Shapes):
         """rules: the blueprint's `weights`."""
-        aliases, rename = dict(rules["aliases"]), dict(rules["rename"])
-        self._read = NameMap(rename, aliases)
+        rename = dict(rules["rename"])
+        self._read = NameMap(rename, rules["aliases"])
         ops = build_ops(rules["ops"])
         fused = next((op for op in ops if isinstance(op, FusedExperts)), None)
         self._ops: list[Any] = [op for op in ops if isinstance(op, SwapHalves | Scale | ScaleRows | Split)]
         if layout == "mlx":  # whose experts are stacked, but apart
             self._ops = [op for op in self._ops if not (isinstance(op, Split) and op.axis)]
-            rename |= _switch_name(rename, aliases) if fused is None or not fused.interleaved else {}
+            rename = mlx_rename(rules)
         else:
             self._ops.append(FusedExperts(path=_EXPERTS, interleaved=fused is not None and fused.interleaved))
             rename[_EXPERTS] = _EXPERTS
         self._write = NameMap(rename)
         self._shapes = {f"{path}.weight": shape for path, shape in shapes.items()}
+        # Elsewhere an adapter on a tied embedding is one on its output head, too; not so with PEFT.
+        self._apart = layout == "peft" and "lm_head" not in shapes
 
     def ours(self, name: str) -> str:
         """The dotted path of a module, before anything is split."""
         text = text_name(f"{name}.weight")
         return self._read.ours(text or name).removesuffix(".weight")
-
-    def theirs(self, name: str) -> str:
-        """What a tensor is called in a file, of which nothing is joined."""
-        return self._write.theirs(name)
 
     def read(self, theirs: Mapping[str, Factors]) -> dict[str, Factors]:
         """Changes by the names of a file -> by our paths. Raises ModelError for a shape that can't be meant."""
@@ -71,11 +69,13 @@ class AdapterNames:
                 tensors = op.load(tensors, self._shapes)
             for path, tensor in tensors.items():
                 out[path.removesuffix(".weight")] = _with_rows(factors, tensor.load())
-        return out
+        return _tied(out) if self._apart else out
 
     def write(self, ours: Mapping[str, Factors]) -> dict[str, Factors]:
         """Changes by our paths -> by the names of a file."""
         found = dict(ours)
+        if self._apart and "embed_tokens" in found:
+            found["lm_head"] = found["embed_tokens"]
         for op in reversed(self._ops):
             if isinstance(op, Split):
                 found = self._join(found, op.source, op.into, op)
@@ -97,6 +97,21 @@ class AdapterNames:
                 group = {part: out.pop(part, None) for part in parts}
                 out[f"{stem}{whole}"] = _joined(group, self._shapes, op)
         return out
+
+
+def _tied(found: Mapping[str, Factors]) -> dict[str, Factors]:
+    """Changes of an embedding and of the head that is tied to it, as changes of the one matrix that there is."""
+    out = dict(found)
+    table, head = out.get("embed_tokens"), out.pop("lm_head", None)
+    if table is not None and head is None:
+        out["embed_tokens"] = replace(table, use="lookup")
+    elif table is None and head is not None:
+        out["embed_tokens"] = replace(head, use="head")
+    elif table is not None and head is not None:
+        same = table.scale == head.scale and mx.array_equal(table.a, head.a) and mx.array_equal(table.b, head.b)
+        if not same:
+            raise ModelError("the adapter changes a tied embedding and its output head in two ways: not supported.")
+    return out
 
 
 def _joined(group: Mapping[str, Factors | None], shapes: Shapes, op: Any) -> Factors:
@@ -135,11 +150,3 @@ def _with_rows(factors: Factors, rows: mx.array) -> Factors:
 
 def _giving(array: mx.array) -> Any:
     return lambda: array
-
-
-def _switch_name(rename: Mapping[str, str | None], aliases: Mapping[str, str | None]) -> dict[str, str]:
-    """What mlx-lm calls the experts of a family."""
-    names = [theirs for theirs, ours in aliases.items() if ours == _EXPERTS and theirs.endswith(".switch_mlp")]
-    sparse = any(theirs.startswith("block_sparse_moe") for theirs in rename)
-    wanted = "block_sparse_moe.switch_mlp" if sparse else "mlp.switch_mlp"
-    return {wanted: _EXPERTS} if wanted in names else {}

@@ -12,17 +12,17 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlxgen.checkpoint.block_ops import FlatExperts, FusedExperts
 from mlxgen.checkpoint.names import NameMap
-from mlxgen.checkpoint.ops import Split, Stack, Transpose, build_ops
+from mlxgen.checkpoint.save import mlx_arrays, mlx_ops
 from mlxgen.checkpoint.tensor import Tensor
 from mlxgen.config.adapter import AdapterConfig
 from mlxgen.errors import ConfigError, ModelError
-from mlxgen.passes.adapted import adapted
+from mlxgen.passes.adapted import adapted, set_weights
 from mlxgen.passes.adapter_file import AdapterFile, read_adapter, write_full, write_mlx
 from mlxgen.passes.adapter_names import AdapterNames
 from mlxgen.passes.attach import DEFAULT, finish, put
 from mlxgen.passes.low_rank import Factors, weight_shape
+from mlxgen.passes.merge import merge
 from mlxgen.passes.peft_file import write_peft
 from mlxgen.passes.targets import adaptable, layer_of
 
@@ -58,7 +58,7 @@ def save_adapter(
     if config.kind == "full":
         if config.format == "peft":
             raise ConfigError("`adapter.format` must be mlx for adapter.kind=full: PEFT has no form for it.")
-        write_full(folder, _their_arrays(values, rules), config, base)
+        write_full(folder, mlx_arrays(values, rules), config, base)
         return
     layout = config.format
     names = AdapterNames(rules, layout, _shapes(decoder))
@@ -81,7 +81,7 @@ def factors_of(decoder: nn.Module, name: str, values: Mapping[str, mx.array] = _
         stem = f"{path}.adapters.{name}."
         own = {leaf: values.get(stem + leaf, adapter.get(leaf)) for leaf in ("lora_a", "lora_b", "m")}
         a, b = adapter.stored(own["lora_a"], own["lora_b"], back=True)
-        out[path] = Factors(a=a, b=b, scale=adapter.scale, m=own["m"])
+        out[path] = Factors(a=a, b=b, scale=adapter.scale, m=own["m"], use=adapter.use)
     return out
 
 
@@ -115,6 +115,23 @@ def load_adapter(
         if path in modules:
             module["adapters"][name].settle(module["base"])
     return LoadedAdapter(name=name, paths=tuple(modules), fingerprint=file.fingerprint)
+
+
+def load_adapters(
+    decoder: nn.Module, config: AdapterConfig, rules: Mapping[str, Any], base: Mapping[str, Any] = _NO_BASE
+) -> tuple[LoadedAdapter, ...]:
+    """Load what `config.path` or `config.paths` name, each with its weight; with `config.merge`, merge all."""
+    loaded = tuple(
+        load_adapter(decoder, Path(folder).expanduser(), rules, name=name, base=base, strict=config.strict)
+        for name, folder in config.folders.items()
+    )
+    whole = next((adapter for adapter in loaded if not adapter.paths), None)
+    if whole is not None and (len(loaded) > 1 or config.weights):
+        raise ConfigError(f"`adapter.paths.{whole.name}` replaces the model's own weights, so it must be the only one.")
+    set_weights(decoder, {adapter.name: config.weights.get(adapter.name, 1.0) for adapter in loaded})
+    if config.merge:
+        merge(decoder)
+    return loaded
 
 
 def _shapes(decoder: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -156,28 +173,11 @@ def _check(file: AdapterFile, modules: Mapping[str, Factors], shapes: Mapping[st
             raise ModelError(f"the adapter in {file.folder} is for another model: {text}.")
 
 
-# Whole parameters, in mlx-lm's layout: experts stacked, linear maps [out, in]
-
-
-def _ops(rules: Mapping[str, Any]) -> list[Any]:
-    apart = (Stack, FusedExperts, FlatExperts, Transpose)
-    ops = [op for op in build_ops(rules["ops"]) if not isinstance(op, apart)]
-    return [op for op in ops if not (isinstance(op, Split) and op.axis)]
-
-
-def _their_arrays(arrays: Mapping[str, mx.array], rules: Mapping[str, Any]) -> dict[str, mx.array]:
-    out = dict(arrays)
-    for op in reversed(_ops(rules)):
-        out = op.save(out)
-    names = AdapterNames(rules, "mlx", {})
-    return {names.theirs(name): array for name, array in out.items()}
-
-
 def _replace(decoder: nn.Module, file: AdapterFile, rules: Mapping[str, Any]) -> None:
     shapes = {name: value.shape for name, value in tree_flatten(decoder.parameters())}
     names = NameMap(rules["rename"], rules["aliases"])
     tensors = {names.ours(n): Tensor(shape=a.shape, load=_giving(a)) for n, a in file.weights.items()}
-    for op in _ops(rules):
+    for op in mlx_ops(rules):
         tensors = op.load(tensors, shapes)
     for name, tensor in tensors.items():
         if shapes.get(name) != tensor.shape:

@@ -43,4 +43,3 @@ def _alike(parts: list[nn.Module]) -> bool:
 
     plain = all(type(m) in (nn.Linear, nn.QuantizedLinear) for m in parts)
     return plain and all(kind(m) == kind(parts[0]) for m in parts)
-

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -30,13 +30,15 @@ _UNPACK_ROWS = 4096
 class Factors:
     """One change in its plain form, whatever it changes: scale * b @ a, b [.., out, r], a [.., r, in].
 
-    m: the lengths of the rows [.., out], of DoRA.
+    m: the lengths of the rows [.., out], of DoRA. use: of an embedding that is the output head too, which of the two
+    is changed.
     """
 
     a: mx.array
     b: mx.array
     scale: float
     m: mx.array | None = None
+    use: Literal["both", "lookup", "head"] = "both"
 
     @property
     def rank(self) -> int:
@@ -96,7 +98,7 @@ class LowRank(nn.Module):
         self._gain: mx.array | None = None
 
     def load(self, factors: Factors) -> None:
-        self.scale = factors.scale
+        self.scale, self.use = factors.scale, factors.use
         a, b = factors.a.astype(mx.float32), factors.b.astype(mx.float32)
         self.lora_a, self.lora_b = self.stored(a, b)
         if factors.m is not None:
@@ -182,6 +184,8 @@ class EmbeddingAdapter(LowRank):
     """A change of an embedding, and of the output head that is tied to it. It has no dropout."""
 
     def __call__(self, base: nn.Module, y: mx.array, tokens: mx.array) -> mx.array:
+        if self.use == "head":
+            return mx.zeros_like(y)
         z = self["lora_a"][tokens] @ self["lora_b"] * self.scale
         if "m" in self:
             gain = self.gain(base)[tokens][..., None]
@@ -189,6 +193,8 @@ class EmbeddingAdapter(LowRank):
         return z.astype(y.dtype)
 
     def as_linear(self, base: nn.Module, y: mx.array, x: mx.array) -> mx.array:
+        if self.use == "lookup":
+            return mx.zeros_like(y)
         z = (x @ self["lora_b"].T) @ self["lora_a"].T * self.scale
         if "m" in self:
             gain = self.gain(base)

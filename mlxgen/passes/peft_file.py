@@ -6,6 +6,7 @@ them, one wrapper around the other, and stores [E * r, in] and [out, r * E].
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.config.adapter import AdapterConfig
-from mlxgen.errors import ModelError
+from mlxgen.errors import ConfigError, ModelError
 from mlxgen.passes.adapter_file import (
     CONFIG,
     PEFT_FILE,
@@ -31,6 +32,7 @@ from mlxgen.passes.low_rank import Factors
 _PREFIX = "base_model.model."
 _LEAVES = ("lora_A", "lora_B", "lora_magnitude_vector")
 _WRAPPED = ".base_layer"
+_BASE = "mlxgen_base"  # in the metadata of the tensors: PEFT warns of what it does not know in the config
 _OTHERWISE = ("lora_bias", "use_qalora", "layer_replication", "megatron_config", "alora_invocation_tokens")
 
 
@@ -41,7 +43,8 @@ def read_peft(folder: Path, config: Mapping[str, Any]) -> AdapterFile:
     for key in _OTHERWISE:
         if config.get(key):
             raise ModelError(f"`{folder / CONFIG}` has `{key}`, which is not supported.")
-    arrays = {_bare(name): array for name, array in read_arrays(folder / PEFT_FILE).items()}
+    stored, metadata = read_arrays(folder / PEFT_FILE)
+    arrays = {_bare(name): array for name, array in stored.items()}
     embeddings = {name.rpartition(".lora_embedding_")[0] for name in arrays if ".lora_embedding_" in name}
     # A copy of the frozen embedding, which PEFT adds on its own.
     arrays = {n: a for n, a in arrays.items() if not n.endswith("base_layer.weight")}
@@ -64,7 +67,7 @@ def read_peft(folder: Path, config: Mapping[str, Any]) -> AdapterFile:
         layout="peft",
         modules=modules,
         weights={},
-        base=config.get("mlxgen", {}),
+        base=json.loads(metadata.get(_BASE, "{}")),
         fingerprint=fingerprint(folder, PEFT_FILE),
     )
 
@@ -88,6 +91,8 @@ def write_peft(
             stem = f"{_PREFIX}{_wrapper(name)}"
             a, b = a.reshape(-1, a.shape[-1]), b.transpose(1, 2, 0).reshape(b.shape[1], -1)
         elif is_embedding(name):
+            if factors.m is not None:
+                raise ConfigError("`adapter.format` must be mlx for DoRA on embeddings, which PEFT does otherwise.")
             a, b, ab = b.T, a.T, ("lora_embedding_A", "lora_embedding_B")
         arrays |= {f"{stem}.{ab[0]}": a, f"{stem}.{ab[1]}": b}
         if factors.m is not None:
@@ -107,9 +112,8 @@ def write_peft(
         "inference_mode": True,
         "target_modules": [name for name, f in modules.items() if f.b.ndim == 2],
         "target_parameters": [name for name, f in modules.items() if f.b.ndim == 3] or None,
-        "mlxgen": dict(base),
     }
-    write(folder, PEFT_FILE, arrays, about)
+    write(folder, PEFT_FILE, arrays, about, {"format": "pt", _BASE: json.dumps(dict(base))})
 
 
 def _bare(name: str) -> str:
