@@ -16,12 +16,16 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table. `ratio` is mlxgen's figure by mlx-lm's; the bar says which side of it is right."""
+    """One line of the table. `ratio` is mlxgen's figure by the other; the bar says which side of it is right.
+
+    against: whose or which the other figure is.
+    """
 
     what: str
     unit: str
     mlxgen: float
-    mlx_lm: float
+    other: float
+    against: str
     ratio: float
     bar: str
 
@@ -31,11 +35,11 @@ class Row:
         return self.ratio <= float(limit) if sign == "<=" else self.ratio >= float(limit)
 
 
-def row(what: str, unit: str, ours: list[float], theirs: list[float], bar: str) -> Row:
+def row(what: str, unit: str, ours: list[float], theirs: list[float], bar: str, against: str = "mlx-lm") -> Row:
     """Medians, and the median of the ratios of neighbouring runs."""
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     a, b = statistics.median(ours), statistics.median(theirs)
-    return Row(what=what, unit=unit, mlxgen=a, mlx_lm=b, ratio=ratio, bar=bar)
+    return Row(what=what, unit=unit, mlxgen=a, other=b, against=against, ratio=ratio, bar=bar)
 
 
 def whole_process(folder: Path, repeats: int) -> Row:

@@ -1,0 +1,121 @@
+"""What need not be computed: prompts that begin as others did, and tokens that are guessed."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+from mlxgen.bench.compare import Row, row
+from mlxgen.bench.serving import Ours, some_tokens
+from mlxgen.cache import storage
+from mlxgen.engine import Engine, Generation, Lookup, PrefixStore, Request
+from mlxgen.engine.shelf import Shelf
+
+_FILE = '''\
+def read_settings(path):
+    """Read a file of settings: one `name = value` on each line."""
+    settings = {}
+    with open(path) as file:
+        for number, line in enumerate(file, start=1):
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            name, found, value = line.partition("=")
+            if not found:
+                raise ValueError(f"{path}, line {number}: there is no equals sign in {line!r}")
+            settings[name.strip()] = value.strip()
+    return settings
+
+
+def write_settings(path, settings):
+    """Write settings as `read_settings` reads them."""
+    with open(path, "w") as file:
+        for name, value in sorted(settings.items()):
+            file.write(f"{name} = {value}\\n")
+'''
+_ARTICLE = """\
+The lighthouse on the northern cape was built in 1871 from grey granite that was quarried on the island itself. For
+ninety years three keepers lived there with their families, and each of them kept a diary. "The light must never go
+out," wrote the first keeper, Johan Berg, on the day the lamp was lit. In the winter storm of 1903 the sea broke the
+windows of the lower rooms, and the keepers carried the oil up the stairs by hand for eleven nights. Since 1961 the
+light has been automatic. The diaries are kept in the museum of the village, where visitors may read them on request.
+"""
+COPIES = (
+    f"Rewrite this file with the name `settings` changed to `options`, and nothing else:\n\n```python\n{_FILE}```",
+    f"Summarize this text with long quotes from it:\n\n{_ARTICLE}",
+)
+FREE = ("Tell me a story about a robot who wants to learn to paint.", "Explain to a child why the sky is blue.")
+
+
+def shared_prefix(ours: Ours, repeats: int, tokens: int = 1000) -> list[Row]:
+    """Seconds to the first token of a prompt that begins with `tokens` others: cold, and found in memory or a file."""
+    cold, memory, disk = [], [], []
+    for turn in range(repeats):
+        prefix = some_tokens(tokens, turn)
+        prompts = [[*prefix, *some_tokens(16, 1000 + i)] for i in range(3)]
+        with tempfile.TemporaryDirectory() as folder:
+            engine, shelf = _with_shelf(ours, Path(folder))
+            cold.append(_first_token(engine, ours, prompts[0]))
+            memory.append(_first_token(engine, ours, prompts[1]))
+            shelf.wait()
+            engine, shelf = _with_shelf(ours, Path(folder))  # all that a new process has
+            disk.append(_first_token(engine, ours, prompts[2]))
+            shelf.wait()
+    what = f"a shared prefix of {tokens:,}: time to first token, found"
+    return [
+        row(f"{what} in memory", "s", memory, cold, "<= 0.111", "cold"),
+        row(f"{what} in a file after a restart", "s", disk, cold, "<= 0.2", "cold"),
+    ]
+
+
+def _with_shelf(ours: Ours, folder: Path) -> tuple[Engine, Shelf]:
+    shelf = Shelf(folder, 2**30, lambda: "", storage)
+    return Engine(ours.pipeline.decoder, ours.engine.parts, store=PrefixStore(2**30, shelf)), shelf
+
+
+def _first_token(engine: Engine, ours: Ours, prompt: list[int]) -> float:
+    request = Request(prompt=tuple(prompt), sampler=ours.sampler, max_tokens=1)
+    start = time.perf_counter()
+    generation = engine.submit(request, ours.pipeline.new_sequence())
+    while not generation.produced:
+        engine.step()
+    seconds = time.perf_counter() - start
+    while engine.step():
+        pass
+    return seconds
+
+
+def lookups(ours: Ours, repeats: int, new_tokens: int = 200) -> list[Row]:
+    """Tokens per second of decode with prompt lookup, against without: the same tokens, where much is copied or not."""
+    return [
+        *(_lookup(ours, repeats, new_tokens, f"copied text {i}", text, ">= 1.6") for i, text in enumerate(COPIES, 1)),
+        *(_lookup(ours, repeats, new_tokens, f"free text {i}", text, ">= 0.95") for i, text in enumerate(FREE, 1)),
+    ]
+
+
+def _lookup(ours: Ours, repeats: int, new_tokens: int, what: str, text: str, bar: str) -> Row:
+    pipeline = ours.pipeline
+    ids = pipeline.encode(text, pipeline.settings())
+    plain = Request(prompt=tuple(ids), sampler=ours.sampler, max_tokens=new_tokens, eos_ids=pipeline._eos_ids)
+    rates: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        tokens = []
+        for speculation, out in zip((Lookup(), None), rates, strict=True):
+            generation = ours.engine.submit(replace(plain, speculation=speculation), pipeline.new_sequence())
+            out.append(_decode_rate(ours.engine.step, generation))
+            tokens.append(generation.produced)
+        assert tokens[0] == tokens[1]
+    return row(f"decode with prompt lookup, {what}", "tok/s", *rates, bar, "without")
+
+
+def _decode_rate(step: Callable[[], bool], generation: Generation) -> float:
+    while not generation.produced:
+        step()
+    count, start = len(generation.produced), time.perf_counter()
+    while not generation.done:
+        step()
+    return (len(generation.produced) - count) / (time.perf_counter() - start)
