@@ -108,6 +108,7 @@ class Config:
     beams: int = 1
     length_penalty: float = 1.0
     prefill_chunk: int = 512
+    out: Path | None = None
     output: Literal["text", "json", "jsonl"] = "text"
     stats: bool | Literal["auto"] = "auto"
     debug: bool = False
