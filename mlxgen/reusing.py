@@ -7,7 +7,7 @@ from collections.abc import Callable
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
 from mlxgen.cache import storage
 from mlxgen.config import PrefixConfig
-from mlxgen.engine import PrefixStore, Shelf
+from mlxgen.engine import PrefixStore
 
 STRIDE = 256
 """Windows and recurrent memories can't go back by themselves: so many tokens apart, a copy is kept to go on from."""
@@ -17,5 +17,8 @@ def open_store(config: PrefixConfig, fingerprint: Callable[[], str]) -> PrefixSt
     """None if nothing is kept. fingerprint: everything that keys and values depend on besides policy and tokens."""
     if not config.memory and config.folder is None:
         return None
-    shelf = None if config.folder is None else Shelf(config.folder, config.disk, fingerprint, storage)
-    return PrefixStore(config.memory, shelf)
+    if config.folder is None:
+        return PrefixStore(config.memory)
+    from mlxgen.engine.shelf import Shelf  # the many runs without one start faster
+
+    return PrefixStore(config.memory, Shelf(config.folder, config.disk, fingerprint, storage))

@@ -9,7 +9,6 @@ from mlxgen.engine.prefix import PrefixStore
 from mlxgen.engine.request import Generation, Request, Token
 from mlxgen.engine.scheduler import Scheduler
 from mlxgen.engine.sequence import TokenSequence
-from mlxgen.engine.shelf import Shelf
 from mlxgen.engine.text import TextAssembler
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "PrefixStore",
     "Request",
     "Scheduler",
-    "Shelf",
     "TextAssembler",
     "Token",
     "TokenSequence",
