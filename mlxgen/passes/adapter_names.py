@@ -119,7 +119,8 @@ def _joined(group: Mapping[str, Factors | None], shapes: Shapes, op: Any) -> Fac
     if any(f.m is not None for f in present) and len(present) < len(group):
         missing = next(path for path, factors in group.items() if factors is None)
         raise ModelError(f"the adapter can't be written: {missing} is one with others there, so it needs DoRA too.")
-    scale, rank = present[0].scale, sum(f.rank for f in present)
+    shared = all(f.rank == present[0].rank and mx.array_equal(f.a, present[0].a) for f in present)  # was one before
+    scale, rank = present[0].scale, present[0].rank if shared else sum(f.rank for f in present)
     arrays, start = {}, 0
     for path, factors in group.items():
         rows = shapes[f"{path}.weight"][:-1]
@@ -127,12 +128,13 @@ def _joined(group: Mapping[str, Factors | None], shapes: Shapes, op: Any) -> Fac
             arrays[f"{path}.weight"] = mx.zeros((*rows, rank))
             continue
         b = factors.b if factors.scale == scale else factors.b * (factors.scale / scale)
-        before, after = start, rank - start - factors.rank
-        block = mx.pad(b, [*[(0, 0)] * (b.ndim - 1), (before, after)])
-        arrays[f"{path}.weight"] = _rows(replace(factors, b=block))
+        if not shared:
+            b = mx.pad(b, [*[(0, 0)] * (b.ndim - 1), (start, rank - start - factors.rank)])
+        arrays[f"{path}.weight"] = _rows(replace(factors, b=b))
         start += factors.rank
     (rows,) = op.save(arrays).values()
-    return _with_rows(replace(present[0], a=mx.concatenate([f.a for f in present], axis=-2)), rows)
+    a = present[0].a if shared else mx.concatenate([f.a for f in present], axis=-2)
+    return _with_rows(replace(present[0], a=a), rows)
 
 
 def _rows(factors: Factors) -> mx.array:

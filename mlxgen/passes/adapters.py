@@ -27,6 +27,7 @@ from mlxgen.passes.peft_file import write_peft
 from mlxgen.passes.targets import adaptable, layer_of
 
 _NO_BASE: Mapping[str, Any] = {}
+_ALONE = "`adapter.paths.{}` replaces the model's own weights, so it must be the only one, without a weight."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,8 @@ def load_adapter(
     names = {layout: AdapterNames(rules, layout, shapes) for layout in ("mlx", "peft")}
     file = read_adapter(folder, _is_embedding(decoder, names["mlx"]))
     _check_base(file, base, strict)
+    if file.weights and any(True for _ in adapted(decoder)):
+        raise ConfigError(_ALONE.format(name))
     if file.weights:
         _replace(decoder, file, rules)
         return LoadedAdapter(name=name, paths=(), fingerprint=file.fingerprint)
@@ -127,7 +130,7 @@ def load_adapters(
     )
     whole = next((adapter for adapter in loaded if not adapter.paths), None)
     if whole is not None and (len(loaded) > 1 or config.weights):
-        raise ConfigError(f"`adapter.paths.{whole.name}` replaces the model's own weights, so it must be the only one.")
+        raise ConfigError(_ALONE.format(whole.name))
     set_weights(decoder, {adapter.name: config.weights.get(adapter.name, 1.0) for adapter in loaded})
     if config.merge:
         merge(decoder)
