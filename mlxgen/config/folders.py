@@ -10,7 +10,8 @@ from pathlib import Path
 from mlxgen.errors import ConfigError
 
 GROUPS = (
-    "model", "architecture", "tokenizer", "cache", "sampler", "adapter", "speculation", "prefix", "task", "experiment",
+    "model", "architecture", "tokenizer", "cache", "sampler", "adapter", "optimizer", "schedule", "speculation", "prefix",
+    "task", "experiment",
 )  # fmt: skip
 PARENTS = ("base", "source")  # files that others inherit from; not meant to be chosen
 _USER_CONF = "MLXGEN_CONFIG_DIR"

@@ -86,6 +86,8 @@ class Config:
     cache: dict[str, Any]
     sampler: dict[str, Any]
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
     speculation: SpeculationConfig
     prefix: PrefixConfig
     task: dict[str, Any]
@@ -109,6 +111,7 @@ class Config:
     length_penalty: float = 1.0
     prefill_chunk: int = 512
     out: Path | None = None
+    resume: Path | None = None
     output: Literal["text", "json", "jsonl"] = "text"
     stats: bool | Literal["auto"] = "auto"
     debug: bool = False

@@ -124,7 +124,7 @@ def write_file(path: Path, text: str | bytes) -> None:
     _sync(path.parent)
 
 
-def describe(values: Mapping[str, Any]) -> str:
+def as_json(values: Mapping[str, Any]) -> str:
     """Plain data as JSON for people."""
     return json.dumps(values, indent=1, ensure_ascii=False, default=str) + "\n"
 
