@@ -9,15 +9,22 @@ from mlxgen.testing.models import tiny_decoder
 
 PARTS = Parts(sample=sample, logprobs=logprobs, merge=merge, rows=Rows)
 GREEDY = Sampler.from_config({"temperature": 0})
-SAMPLERS = [
-    {"temperature": 0},
-    {"temperature": 0, "repetition_penalty": 1.3},
-    {"temperature": 1.0, "seed": 1},
-    {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "seed": 7},
-    {"temperature": 1.2, "min_p": 0.05, "frequency_penalty": 0.5, "presence_penalty": 0.3, "seed": -3},
-    {"temperature": 1.0, "xtc": {"probability": 0.5, "threshold": 0.05}, "seed": 2**40},
-    {"temperature": 1.0, "mirostat": 3.0, "seed": 5},
-]
+STAGES = {  # every stage of the sampler, with values that matter
+    "logit_bias": [{5: 3.0, 7: -4.0}],
+    "repetition_penalty": [1.3, {"penalty": 1.5, "window": 5}],
+    "frequency_penalty": [0.5],
+    "presence_penalty": [0.3],
+    "dry": [{"multiplier": 0.8, "allowed_length": 1}],
+    "top_n_sigma": [1.5],
+    "top_k": [3, 20],
+    "typical_p": [0.8],
+    "top_p": [0.6, 0.9],
+    "min_p": [0.05],
+    "xtc": [{"probability": 0.5, "threshold": 0.05}],
+    "dynamic_temperature": [{"range": 0.4}],
+    "temperature": [0.8, 1.2],
+    "mirostat": [3.0],
+}
 FAMILIES = {
     "llama": {"head_dim": 32},
     "gemma2": {"head_dim": 32, "sliding_window": 8},
@@ -45,14 +52,23 @@ def random_tokens(rnd, count):
     return tuple(rnd.randrange(298) for _ in range(count))
 
 
+def random_sampler(rnd):
+    """Greedy or seeded, with any stages that go together."""
+    names = rnd.sample(sorted(STAGES), rnd.choice([0, 1, 2, 4]))
+    values = {name: rnd.choice(STAGES[name]) for name in names}
+    values = {**values, "temperature": 0} if rnd.random() < 0.3 else {"temperature": 1.0, **values}
+    return Sampler.from_config({**values, "seed": rnd.randrange(-(2**40), 2**40)}, vocab_size=298)
+
+
 def random_request(rnd, **changes):
     options = dict(
         prompt=random_tokens(rnd, rnd.choice([1, 2, 5, 11, 30])),
-        sampler=Sampler.from_config(rnd.choice(SAMPLERS), vocab_size=298),
+        sampler=random_sampler(rnd),
         max_tokens=rnd.randint(1, 10),
         eos_ids=frozenset(rnd.sample(range(298), 12)),
         prefill_chunk=rnd.choice([1, 3, 4, 7, 512]),
         priority=rnd.choice([0, 0, 1]),
+        top_logprobs=rnd.choice([-1, -1, 2]),
     )
     return Request(**{**options, **changes})
 

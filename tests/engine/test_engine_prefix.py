@@ -92,7 +92,7 @@ def test_a_cached_beginning_changes_no_answer(model, seed):
     store = PrefixStore(rnd.choice([300_000, PLENTY]))
     engine = Engine(model, PARTS, Scheduler(max_rows=rnd.choice([1, 3, 64])), store)
     running = []
-    for prompt in prompts_that_begin_alike(rnd, 20):
+    for prompt in prompts_that_begin_alike(rnd, 12):
         request = random_request(rnd, prompt=prompt)
         running.append(engine.submit(request, new_sequence(model, policy)))
         for _ in range(rnd.choice([0, 2, 40])):

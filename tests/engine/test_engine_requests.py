@@ -1,87 +1,22 @@
-"""The engine's contract: who else is there, who comes first and who is cancelled never changes an answer."""
+"""Requests in the engine: failures that stay with their row, turns of long prompts, cancelling, budgets, memory."""
 
 import random
 
 import mlx.core as mx
 import pytest
+from engine_oracles import PARTS, alone, finish, random_request
 
-from mlxgen.cache import Full, Rows, Window, merge
-from mlxgen.engine import Engine, Parts, Request, Scheduler, TokenSequence
+from mlxgen.cache import Full
+from mlxgen.engine import Engine, Request, Scheduler, TokenSequence
 from mlxgen.errors import FitError, RequestError
-from mlxgen.sampler import Sampler, Stage, logprobs, sample
+from mlxgen.sampler import Sampler, Stage
 from mlxgen.testing.models import tiny_decoder
-
-PARTS = Parts(sample=sample, logprobs=logprobs, merge=merge, rows=Rows)
-SAMPLERS = [
-    {"temperature": 0},
-    {"temperature": 0, "repetition_penalty": 1.3},
-    {"temperature": 1.0, "seed": 1},
-    {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "seed": 7},
-    {"temperature": 1.2, "min_p": 0.05, "frequency_penalty": 0.5, "presence_penalty": 0.3, "seed": -3},
-    {"temperature": 1.0, "xtc": {"probability": 0.5, "threshold": 0.05}, "seed": 2**40},
-    {"temperature": 1.0, "mirostat": 3.0, "seed": 5},
-]
-POLICIES = [Full(), Full(), Window(size=9, sinks=2)]
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma2", "lfm2"])
 def model(request):
     extra = {"gemma2": dict(sliding_window=6), "lfm2": dict(layer_types=["conv", "full_attention"], conv_L_cache=3)}
     return tiny_decoder(request.param, **extra.get(request.param, {}))
-
-
-def random_request(rnd, **changes):
-    prompt = tuple(rnd.randrange(298) for _ in range(rnd.choice([1, 2, 5, 11, 30])))
-    options = dict(
-        sampler=Sampler.from_config(rnd.choice(SAMPLERS), vocab_size=298),
-        max_tokens=rnd.randint(1, 14),
-        eos_ids=frozenset(rnd.sample(range(298), 12)),
-        prefill_chunk=rnd.choice([1, 4, 512]),
-        top_logprobs=rnd.choice([-1, -1, 2]),
-        priority=rnd.choice([0, 0, 1]),
-    )
-    return Request(prompt=prompt, **{**options, **changes})
-
-
-def finish(engine):
-    while engine.step():
-        pass
-
-
-def alone(model, request, policy):
-    engine = Engine(model, PARTS)
-    generation = engine.submit(request, TokenSequence(lambda: policy(model.spec)))
-    finish(engine)
-    return generation
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_an_answer_does_not_depend_on_its_neighbours(model, seed):
-    rnd = random.Random(seed)
-    requests = [random_request(rnd) for _ in range(7)]
-    policies = [rnd.choice(POLICIES) for _ in requests]
-    want = [alone(model, r, p) for r, p in zip(requests, policies, strict=True)]
-
-    engine = Engine(model, PARTS, Scheduler(max_rows=rnd.choice([2, 4, 64])))
-    order, generations = rnd.sample(range(7), 7), {}
-    doomed = []
-    for i in order:
-        sequence = TokenSequence(lambda p=policies[i]: p(model.spec))
-        generations[i] = engine.submit(requests[i], sequence)
-        if rnd.random() < 0.5:
-            doomed.append(engine.submit(random_request(rnd), TokenSequence(lambda: Full()(model.spec))))
-        for _ in range(rnd.randint(0, 4)):
-            engine.step()
-        if doomed and rnd.random() < 0.7:
-            engine.cancel(doomed.pop())
-    finish(engine)
-    for i, expected in enumerate(want):
-        assert generations[i].produced == expected.produced
-        assert generations[i].finish == expected.finish
-        for a, b in zip(generations[i].take(), expected.waiting, strict=True):
-            assert (a.id, a.ends) == (b.id, b.ends)
-            assert (a.logprob is None) == (b.logprob is None)
-            assert a.logprob is None or a.logprob == pytest.approx(b.logprob, abs=1e-4)
 
 
 class Failing(Stage):
