@@ -134,7 +134,6 @@ def _tell(report: list[Merged], config: Config, out: Path) -> None:
         return
     say(f"written to {out}: {len(report)} modules changed")
     if loss > 1e-2 and worst is not None:
-        say(
-            f"rounding took {100 * loss:.0f} % of the adapter's change, most in {worst.path} ({100 * worst.loss:.0f} %); "
-            "task.packed=plain or task.packed=dequantize keeps it"
-        )
+        most = f"{100 * worst.loss:.0f} % in {worst.path}"
+        say(f"rounding makes an error of {100 * loss:.0f} % of the adapter's change ({most})")
+        say("task.packed=plain or task.packed=dequantize keeps it whole")
