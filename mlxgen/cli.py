@@ -136,6 +136,8 @@ def run(words: Sequence[str], config_dir: Path | None = None, *, multirun: bool 
         codes.append(run_task(task, config))
         if codes[-1] == EXIT_INTERRUPTED:
             break
+    if multirun and hasattr(tasks[0], "after_sweep"):
+        tasks[0].after_sweep(configs[: len(codes)])
     return max(codes)
 
 
@@ -159,7 +161,10 @@ def check_parts(config: Config) -> Task:
     build(config.cache, "cache", config.trust)
     Sampler.from_config(config.model.sampling, path="model.sampling")
     Sampler.from_config(config.sampler, build=lambda node, path: build(node, path, config.trust))
-    return build(config.task, "task", config.trust)
+    task = build(config.task, "task", config.trust)
+    if hasattr(task, "check"):
+        task.check(config)
+    return task
 
 
 def with_prompts(tasks: Sequence[Task], configs: Sequence[Config]) -> list[Config]:

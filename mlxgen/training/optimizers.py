@@ -178,4 +178,3 @@ class GroupedOptimizer:
                 states[int(number)][key] = array
         for group, state in zip(self._groups, states, strict=True):
             group.optimizer.state = state
-            group.optimizer.init({name: state[name] for name in group.names})

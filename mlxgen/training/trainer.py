@@ -51,7 +51,6 @@ class LoopConfig:
     evaluate_every: int | None = None
     save_every: int | None = None
     patience: int | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "above 0", self.epochs)
@@ -96,6 +95,7 @@ class Trainer:
     train: Batches
     valid: Batches | None = None
     config: LoopConfig = field(default_factory=LoopConfig)
+    seed: int = 0
     checkpoints: Checkpoints | None = None
     report: Callable[[Event], None] = lambda event: None
     stop: Callable[[], bool] = lambda: False
@@ -146,8 +146,10 @@ class Trainer:
         saved = snapshot.part("parameters")
         if {n: p.shape for n, p in saved.items()} != {n: p.shape for n, p in self.parameters.items()}:
             raise RunError("the checkpoint must be of what is trained now, but holds other parameters.")
-        self._put(saved)
-        self.average = snapshot.part("average")
+        # In the order of before: sums over all parameters depend on it.
+        average = snapshot.part("average")
+        self._put({name: saved[name] for name in self.parameters})
+        self.average = {name: average[name] for name in self.parameters} if average else {}
         self.optimizer.restore(snapshot.part("optimizer"))
         self.progress = Progress(step=snapshot.step, **snapshot.values)
 
@@ -217,7 +219,7 @@ class Trainer:
         return [self.train.at(epoch * len(self.train) + first + i) for i in range(count)]
 
     def _forward(self, step: int, number: int) -> Forward:
-        noise, dropout = mx.random.split(random_key(self.config.seed, step, number))
+        noise, dropout = mx.random.split(random_key(self.seed, step, number))
         set_dropout_key(self.decoder, dropout)
         return Forward(neftune=self.config.neftune, key=noise, recompute=self.config.recompute)
 
