@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -40,24 +40,31 @@ class Adapted(nn.Module):
 
     def __call__(self, x: mx.array, *rest: Any) -> mx.array:
         base = self["base"]
-        return self._sum(base(x, *rest), lambda adapter, y: adapter(base, y, x, *rest), rest)
+        out = y = base(x, *rest)
+        for name, adapter in self["adapters"].items():
+            weight = self.shared.weights.get(name, 1.0)
+            if isinstance(weight, float) and weight == 1.0:
+                out = adapter.onto(out, base, y, x, *rest)
+            else:
+                out = _plus(out, weight, lambda a=adapter: a(base, y, x, *rest), rest)
+        return out
 
     def as_linear(self, x: mx.array) -> mx.array:
         """The output head that is tied to an embedding."""
         base = self["base"]
-        return self._sum(base.as_linear(x), lambda adapter, y: adapter.as_linear(base, y, x), ())
-
-    def _sum(self, y: mx.array, change: Any, rest: tuple[Any, ...]) -> mx.array:
-        out = y
+        out = y = base.as_linear(x)
         for name, adapter in self["adapters"].items():
-            weight = self.shared.weights.get(name, 1.0)
-            if isinstance(weight, mx.array):
-                out = out + change(adapter, y) * _by_row(weight, y, rest)
-            elif weight == 1.0:
-                out = out + change(adapter, y)
-            elif weight != 0.0:
-                out = out + change(adapter, y) * weight
+            out = _plus(out, self.shared.weights.get(name, 1.0), lambda a=adapter: a.as_linear(base, y, x), ())
         return out
+
+
+def _plus(out: mx.array, weight: float | mx.array, change: Callable[[], mx.array], rest: tuple[Any, ...]) -> mx.array:
+    """out plus a change times its weight, which is one number or one for each row."""
+    if isinstance(weight, mx.array):
+        return out + change() * _by_row(weight, out, rest)
+    if weight == 0.0:
+        return out
+    return out + (change() if weight == 1.0 else change() * weight)
 
 
 def _by_row(weight: mx.array, y: mx.array, rest: tuple[Any, ...]) -> mx.array:

@@ -100,7 +100,7 @@ class LowRank(nn.Module):
     def load(self, factors: Factors) -> None:
         self.scale, self.use = factors.scale, factors.use
         a, b = factors.a.astype(mx.float32), factors.b.astype(mx.float32)
-        self.lora_a, self.lora_b = self.stored(a, b)
+        self.lora_a, self.lora_b = (mx.contiguous(array) for array in self.stored(a, b))
         if factors.m is not None:
             self.m = factors.m.astype(mx.float32)
 
@@ -132,6 +132,10 @@ class LowRank(nn.Module):
         squares = mx.stop_gradient(self["_lengths"] + products.sum(axis=-1))
         return self["m"] / mx.sqrt(mx.maximum(squares, _TINY))
 
+    def onto(self, out: mx.array, base: nn.Module, y: mx.array, *args: Any) -> mx.array:
+        """`out`, the sum so far, plus this change."""
+        return out + self(base, y, *args)
+
     def _through(self, base: nn.Module, a: mx.array) -> mx.array:
         """W a^T [.., out, r]: the rows of a [.., r, in] as inputs of the frozen map, without its bias."""
         y = base(a.astype(_dtype(base)))
@@ -151,11 +155,17 @@ class LinearAdapter(LowRank):
 
     def __call__(self, base: nn.Module, y: mx.array, x: mx.array) -> mx.array:
         """x [..., in], y [..., out] what the frozen map makes of it -> what is added to y."""
-        z = (self._dropped(x) @ self["lora_a"]) @ self["lora_b"] * self.scale
+        z = (self._dropped(x) @ self["lora_a"] * self.scale) @ self["lora_b"]
         if "m" in self:
             gain = self.gain(base)
             z = (gain - 1) * (y - base["bias"] if "bias" in base else y) + gain * z
         return z.astype(y.dtype)
+
+    def onto(self, out: mx.array, base: nn.Module, y: mx.array, *args: Any) -> mx.array:
+        if "m" in self or out.dtype != mx.float32:
+            return super().onto(out, base, y, *args)
+        (x,) = args  # product and sum in one kernel
+        return mx.addmm(out, self._dropped(x) @ self["lora_a"], self["lora_b"], alpha=self.scale)
 
 
 class ExpertAdapter(LowRank):

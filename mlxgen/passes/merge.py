@@ -24,14 +24,23 @@ _ROWS = 4096  # changed at once
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """loss: how far what a module's weight has become is from what it should be, relative to the change itself."""
+    """What has become of the adapter in a module's weight: squared sizes of the change that was wanted, and of what is
+    wrong with the one that was made; and how much of the one is in the other.
+    """
 
     path: str
-    wanted: float  # the squared size of the change
-    missed: float  # and of what is wrong with it
+    wanted: float
+    missed: float
+    shared: float
 
     @property
-    def loss(self) -> float:
+    def kept(self) -> float:
+        """The part of the wanted change that was made: 1 for all of it."""
+        return self.shared / self.wanted if self.wanted else 1.0
+
+    @property
+    def noise(self) -> float:
+        """The size of what is wrong, relative to the wanted change: of rounding, as a rule without a direction."""
         return math.sqrt(self.missed / self.wanted) if self.wanted else 0.0
 
 
@@ -53,10 +62,10 @@ def merge(decoder: nn.Module, packed: Literal["repack", "plain"] = "repack") -> 
     return report
 
 
-def overall(report: list[Merged]) -> float:
-    """The loss over all modules."""
-    wanted = sum(one.wanted for one in report)
-    return math.sqrt(sum(one.missed for one in report) / wanted) if wanted else 0.0
+def overall(report: list[Merged]) -> Merged:
+    """All modules as one."""
+    sizes = {name: sum(getattr(one, name) for one in report) for name in ("wanted", "missed", "shared")}
+    return Merged(path="all", **sizes)
 
 
 def _merged(path: str, module: Adapted, packed: str) -> tuple[nn.Module, Merged]:
@@ -72,7 +81,7 @@ def _merged(path: str, module: Adapted, packed: str) -> tuple[nn.Module, Merged]
         dtype = mx.bfloat16
     settings = {"group_size": base.group_size, "bits": base.bits, "mode": base.mode} if quantized else {}
     pieces: list[tuple[mx.array, ...]] = []
-    wanted = missed = 0.0
+    wanted = missed = shared = 0.0
     for start in range(0, count, step):
         rows = slice(start, start + step)
         old = plain_weight(base, rows).astype(mx.float32)
@@ -83,15 +92,16 @@ def _merged(path: str, module: Adapted, packed: str) -> tuple[nn.Module, Merged]
         else:
             piece = ((old + change).astype(dtype),)
             now = piece[0].astype(mx.float32)
-        sizes = change.square().sum(), (now - old - change).square().sum()
-        mx.eval(*piece, *sizes)
-        wanted, missed = wanted + sizes[0].item(), missed + sizes[1].item()  # type: ignore[operator]
+        made = now - old
+        sizes = mx.stack([change.square().sum(), (made - change).square().sum(), (made * change).sum()])
+        mx.eval(*piece, sizes)
+        wanted, missed, shared = (a + b for a, b in zip((wanted, missed, shared), sizes.tolist(), strict=True))
         pieces.append(piece)
     arrays = [mx.concatenate(parts) for parts in zip(*pieces, strict=True)]
     new = base if len(arrays) > 1 or not quantized else _plain_module(base)
     for name, array in zip(("weight", "scales", "biases"), arrays, strict=False):
         new[name] = array
-    return new, Merged(path=path, wanted=wanted, missed=missed)
+    return new, Merged(path=path, wanted=wanted, missed=missed, shared=shared)
 
 
 def _change(base: nn.Module, weights: list[tuple[LowRank, Any]], rows: slice, old: mx.array) -> mx.array:

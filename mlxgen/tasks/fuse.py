@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,14 +125,14 @@ def _write_tokenizer(loaded: LoadedModel, config: Config, out: Path) -> None:
 
 
 def _tell(report: list[Merged], config: Config, out: Path) -> None:
-    loss = overall(report)
-    worst = max(report, key=lambda one: one.loss, default=None)
+    whole = overall(report)
     if config.output != "text":
-        modules: Mapping[str, float] = {one.path: one.loss for one in report}
-        print_json({"folder": str(out), "loss": loss, "modules": modules}, config)
+        modules = {one.path: {"kept": one.kept, "noise": one.noise} for one in report}
+        print_json({"folder": str(out), "kept": whole.kept, "noise": whole.noise, "modules": modules}, config)
         return
     say(f"written to {out}: {len(report)} modules changed")
-    if loss > 1e-2 and worst is not None:
-        most = f"{100 * worst.loss:.0f} % in {worst.path}"
-        say(f"rounding makes an error of {100 * loss:.0f} % of the adapter's change ({most})")
-        say("task.packed=plain or task.packed=dequantize keeps it whole")
+    if whole.noise > 0.02:
+        say(
+            f"rounding: {100 * whole.kept:.0f} % of the adapter's change is kept, with noise {whole.noise:.1f} times "
+            "its size; task.packed=plain or task.packed=dequantize keeps it whole"
+        )

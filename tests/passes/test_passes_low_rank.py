@@ -206,8 +206,8 @@ def test_each_row_of_a_batch_may_have_its_own_weight():
         off = decoder(tokens)
         set_weights(decoder, {"default": mx.array([0.0, 1.0, 0.0])})
         mixed = decoder(tokens)
-        assert distance(mixed[1], on[1]) < 1e-5
-        assert distance(mixed[::2], off[::2]) < 1e-5
+        assert distance(mixed[1], on[1]) < 1e-4
+        assert distance(mixed[::2], off[::2]) < 1e-4
         assert distance(on, off) > 0.01
 
 

@@ -95,15 +95,17 @@ def test_quantized_weights(mode, packed, cli, tmp_path):
     out = tmp_path / "out"
     ran = cli("fuse", f"model={base}", f"adapter.path={adapter}", f"out={out}", f"task.packed={packed}", "output=json")
     assert ran.code == 0
-    loss = json.loads(ran.out.splitlines()[-1])["loss"]  # mlx-lm prints, too
+    report = json.loads(ran.out.splitlines()[-1])  # mlx-lm prints, too
     config, arrays = json.loads((out / "config.json").read_text()), mx.load(str(out / "model.safetensors"))
     scales = [name for name in arrays if name.endswith(".scales")]
     before = [name for name in mx.load(str(base / "model.safetensors")) if name.endswith(".scales")]
     if packed == "repack":
-        assert 0.01 < loss < 1
+        assert 0.9 < report["kept"] < 1.1
+        assert 0.01 < report["noise"] < 1
         assert sorted(scales) == sorted(before)
         return
-    assert loss < 0.02  # of half precision
+    assert report["kept"] == pytest.approx(1, abs=0.01)
+    assert report["noise"] < 0.02  # of half precision
     assert ("quantization" in config) == (packed == "plain")
     assert len(scales) == (0 if packed == "dequantize" else len(before) - 14)
     assert distance(mlxgen.load_model(out)(TOKENS), want) < 0.02
@@ -116,7 +118,7 @@ def test_packed_again_it_is_what_mlx_lm_loads(family, cli, tmp_path):
     want, adapter = with_adapter(tmp_path, base, dequantize=True)
     out = tmp_path / "out"
     ran = cli("fuse", f"model={base}", f"adapter.path={adapter}", f"out={out}")
-    assert "rounding makes an error of" in ran.err
+    assert "of the adapter's change is kept" in ran.err
     assert "task.packed=plain" in ran.err
     plain = mlxgen.load_model(out)(TOKENS)
     assert distance(in_mlx_lm(out), plain) < 1e-2
