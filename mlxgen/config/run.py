@@ -109,7 +109,7 @@ class Config:
     n: int = 1
     beams: int = 1
     length_penalty: float = 1.0
-    prefill_chunk: int = 512
+    prefill_chunk: int = 256
     out: Path | None = None
     resume: Path | None = None
     output: Literal["text", "json", "jsonl"] = "text"

@@ -67,7 +67,7 @@ class Attention(nn.Module):
             qk = self.rope(qk, cache.offset, length)
         if self.head_norm == "after":
             qk = self._norm_heads(qk)
-        q, k = qk[:, :H], qk[:, H:]  # [B, H, L, D], [B, K, L, D]
+        q, k = mx.split(qk, [H], axis=1)  # [B, H, L, D], [B, K, L, D]
         if spec.temperature is not None:
             q = q * query_temperature(spec.temperature, cache.offset, q.shape[2]).astype(q.dtype)
         out = merge_heads(cache.attend(q, k, v, mask, self.attend))  # [T, H * Dv]

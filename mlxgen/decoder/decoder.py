@@ -19,7 +19,7 @@ from mlxgen.decoder.gemma3n import AltUpLayer, Streams
 from mlxgen.decoder.layer import DecoderLayer
 from mlxgen.decoder.layer_inputs import LayerInputs
 from mlxgen.decoder.norm import build_norm
-from mlxgen.decoder.shared_keys import share_keys
+from mlxgen.decoder.shared_keys import SharedKeys
 from mlxgen.decoder.uncached import Uncached
 from mlxgen.protocols import LayerCache
 
@@ -39,6 +39,7 @@ class Decoder(nn.Module):
         self.layers = [(AltUpLayer if s.altup else DecoderLayer)(s, spec.hidden_size) for s in spec.layers]
         if spec.layers[0].altup is not None:
             self.streams = Streams(spec.layers[0].altup, spec.hidden_size)
+        self.share_keys = SharedKeys(spec.layers)
         self.final_norm = build_norm(spec.final_norm, spec.hidden_size)
         if not spec.tie_head:
             self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=spec.head_bias)
@@ -60,7 +61,7 @@ class Decoder(nn.Module):
         ropes rotate all positions of a long sequence differently.
         """
         if caches is None:
-            caches = [Uncached(*(layer.mask_kind or ())) for layer in self.layers]
+            caches = [Uncached(layer.window, layer.chunk) for layer in self.layers]
         spec, (B, L) = self.spec, tokens.shape
         offset = caches[0].offset
         x = self._embed(tokens, offset).reshape(B * L, -1)  # to most of a layer, every token is just a row
@@ -70,11 +71,12 @@ class Decoder(nn.Module):
         if "streams" in self:
             x = self.streams.split(x)
         masks: dict[Any, Any] = {None: None}  # layers that see alike share one mask
-        caches = share_keys(spec.layers, caches)
+        caches = self.share_keys(caches)
         for layer, cache, layer_input in zip(self.layers, caches, inputs, strict=True):
-            if layer.mask_kind not in masks:
-                masks[layer.mask_kind] = cache.make_mask(L)
-            x = layer(x, B, cache, masks[layer.mask_kind], length, layer_input)
+            kind = layer.mask_kind
+            if kind not in masks:
+                masks[kind] = cache.make_mask(L)
+            x = layer(x, B, cache, masks[kind], length, layer_input)
         if "streams" in self:
             x = self.streams.merge(x)
         return self.final_norm(x).reshape(B, L, -1)

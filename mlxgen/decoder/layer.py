@@ -89,15 +89,17 @@ class DecoderLayer(nn.Module):
             self.layer_scale = mx.ones((1,))
         self.spec = spec
         self.mixers = tuple(name for name in ("self_attn", "mixer") if name in self)
-        self.plain = self._is_plain()
-        self.mask_kind = (attention.window, attention.chunk) if attention is not None else None
+        self.window, self.chunk = (attention.window, attention.chunk) if attention is not None else (None, None)
+        # Layers with the same text here share a mask. A tuple would be slower to get: nn.Module has it in its dict.
+        self.mask_kind = f"{self.window} {self.chunk}" if attention is not None else None
+        self.plain_mixer = self.mixers[0] if self._is_plain() else None
 
     def __call__(
         self, x: mx.array, batch: int, cache: LayerCache, mask: Any, length: int, layer_input: mx.array | None = None
     ) -> mx.array:
         """x [T, hidden] -> [T, hidden]; `layer_input` is what this layer alone reads besides."""
-        if self.plain:
-            x = x + self[self.mixers[0]](self["attn_in_norm"](x), batch, cache, mask, length)
+        if self.plain_mixer is not None:
+            x = x + self[self.plain_mixer](self["attn_in_norm"](x), batch, cache, mask, length)
             return x + self["mlp"](self["mlp_in_norm"](x))
         if self.spec.parallel:
             return self._parallel(x, batch, cache, mask, length)

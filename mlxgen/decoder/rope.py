@@ -21,10 +21,11 @@ class Rope:
         self._left_out = 1.0 if scaled or spec.dims < head_dim else self.scale
         self.attention_scale = self._left_out**2
         self._tables: dict[bool | int, tuple[mx.array, mx.array | None]] = {}
+        self._fixed = None if spec.changes_at is not None or spec.kind == "dynamic" else self._table(0)
 
     def __call__(self, x: mx.array, offset: int | mx.array, length: int) -> mx.array:
         """x [B, H, L, D] -> rotated; `offset` is the position of its first token, `length` the whole sequence's."""
-        wavelengths, factor = self._table(length)
+        wavelengths, factor = self._fixed or self._table(length)
         if factor is not None:
             x = x * factor.astype(x.dtype)
         return mx.fast.rope(

@@ -12,13 +12,18 @@ from mlxgen.blueprint.spec import AttentionSpec, LayerSpec
 from mlxgen.protocols import LayerCache
 
 
-def share_keys(layers: Sequence[LayerSpec], caches: Sequence[LayerCache]) -> Sequence[Any]:
-    """The caches of one pass: the lenders' remember what their layer attended over, the borrowers' give just that."""
-    lenders = {i: lender for i, layer in enumerate(layers) if (lender := keys_of(layer)) is not None}
-    if not lenders:
-        return caches
-    lent = {i: Lent(caches[i]) for i in lenders.values()}
-    return [Borrowed(lent[lenders[i]], c) if i in lenders else lent.get(i, c) for i, c in enumerate(caches)]
+class SharedKeys:
+    """Which layer reads whose keys."""
+
+    def __init__(self, layers: Sequence[LayerSpec]):
+        self._lenders = {i: lender for i, layer in enumerate(layers) if (lender := keys_of(layer)) is not None}
+
+    def __call__(self, caches: Sequence[LayerCache]) -> Sequence[Any]:
+        """The caches of one pass: the lenders' remember what their layer attended over, the borrowers' give that."""
+        if not self._lenders:
+            return caches
+        lenders, lent = self._lenders, {i: Lent(caches[i]) for i in self._lenders.values()}
+        return [Borrowed(lent[lenders[i]], c) if i in lenders else lent.get(i, c) for i, c in enumerate(caches)]
 
 
 def keys_of(layer: LayerSpec) -> int | None:

@@ -30,7 +30,7 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     top_logprobs: int = -1
     prompt_logprobs: int = -1
-    prefill_chunk: int = 512
+    prefill_chunk: int = 256
     priority: int = 0
     guide: Any = None
     speculation: Any = None
