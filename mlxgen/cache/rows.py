@@ -34,11 +34,13 @@ class Rows:
         """Another row, behind the others."""
         self._set([*self.offsets, offset])
 
-    def remove(self, row: int) -> None:
-        """A row leaves, and the last one takes its place."""
-        offsets = list(self.offsets)
-        offsets[row] = offsets[-1]
-        self._set(offsets[:-1])
+    def move(self, row: int) -> None:
+        """The last row takes the place of another that leaves, and stands in both until `drop`."""
+        self._set([*self.offsets[:row], self.offsets[-1], *self.offsets[row + 1 :]])
+
+    def drop(self) -> None:
+        """The last row leaves."""
+        self._set(self.offsets[:-1])
 
     def _set(self, offsets: list[int]) -> None:
         self.offsets, self._made = offsets, {}

@@ -52,6 +52,10 @@ class DenseRows:
     def put(self, row: int, arrays: Sequence[mx.array]) -> None:
         for x in arrays:
             self._put(row, x)
+        used = sum(x.shape[2] for x in arrays)
+        # A sick row may have left NaN behind these, which no mask takes out.
+        if self._data is not None and row < self._data.shape[0] and used < self._data.shape[2]:
+            self._data[row : row + 1, :, used:] = 0
 
     def _put(self, row: int, x: mx.array) -> None:
         if self._data is None:
@@ -126,8 +130,8 @@ class QuantizedRows:
     def put(self, row: int, arrays: Sequence[mx.array]) -> None:
         packed = arrays[-3:] if len(arrays) >= 3 else []
         self._plain.put(row, arrays[: len(arrays) - len(packed)])
-        for rows, array in zip(self._packed, packed, strict=False):
-            rows.put(row, [array])
+        for i, rows in enumerate(self._packed):
+            rows.put(row, packed[i : i + 1])
 
     def take(self, row: int, size: int, order: mx.array | None) -> QuantizedBuffer:
         buffer = QuantizedBuffer(self._like.bits, self._like.group_size, self._start)

@@ -20,8 +20,11 @@ class Batch:
     leaves is copied, and nobody else; so the order of rows in the merged caches is another than that of `sequences`.
     """
 
-    def __init__(self, merge: Merge, new_rows: Callable[[Sequence[int]], Any]):
-        self._merge, self._new_rows = merge, new_rows
+    def __init__(
+        self, merge: Merge, new_rows: Callable[[Sequence[int]], Any], select: Callable[[Sequence[Any]], None] | None = None
+    ):
+        """select: is told before each forward pass how each row is to be computed (TokenSequence.variant)."""
+        self._merge, self._new_rows, self._select = merge, new_rows, select
         self.sequences: list[TokenSequence] = []
         self._order: list[TokenSequence] = []  # of the rows of the caches
         self._caches: list[Any] = []
@@ -41,6 +44,7 @@ class Batch:
 
     def step(self, model: LanguageModel, tokens: mx.array, length: int | None = None) -> mx.array:
         """The next logits [B, V] after one more token of each sequence, tokens [B]."""
+        self._choose()
         if self._rows is None or self._order == self.sequences:
             logits = model(tokens[:, None], self._caches, length=length)[:, -1]
         else:
@@ -54,6 +58,7 @@ class Batch:
     def several(self, model: LanguageModel, tokens: Sequence[int], length: int | None = None) -> mx.array:
         """The logits [L, V] after each of several tokens of the one sequence that there is."""
         assert self._rows is None
+        self._choose()
         return model(mx.array([tokens]), self._caches, length=length)[0]
 
     @property
@@ -63,6 +68,10 @@ class Batch:
     @property
     def nbytes(self) -> int:
         return sum(cache.nbytes for cache in self._caches)
+
+    def _choose(self) -> None:
+        if self._select is not None:
+            self._select([sequence.variant for sequence in self._order])
 
     def _take(self, sequences: Sequence[TokenSequence]) -> None:
         """Begin anew with these."""
@@ -106,11 +115,13 @@ class Batch:
         moved = [cache.take(last) for cache in self._caches] if row != last else []
         # Nobody may be reading the rows any more when one is written in place.
         mx.eval([cache.state for cache in [*sequence.caches, *moved]])
+        if moved:
+            self._rows.move(row)
         for cache, own in zip(self._caches, moved, strict=False):
             cache.put(row, own)
         for cache in self._caches:
             cache.drop()
-        self._rows.remove(row)
+        self._rows.drop()
         self._order[row] = self._order[last]
         self._order.pop()
         for cache in self._caches:
