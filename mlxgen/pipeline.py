@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +159,8 @@ class Pipeline:
         own = {k: read_file(k, v) if isinstance(v, Path) else v for k, v in own.items() if v is not None}
         if not own.keys().isdisjoint(RULES):  # instead of the configuration's
             own = {**dict.fromkeys(RULES), **own}
-        config = replace(self.config, **own)
-        config = parse(Config, {f: getattr(config, f) for f in config.__dataclass_fields__}, "")
+        usual = {f: getattr(self.config, f) for f in self.config.__dataclass_fields__}
+        config = parse(Config, {**usual, **own}, "")
         return Settings(config=config, sampling=overrides, tools=tools, template_args=template_args)
 
     def encode(self, prompt: Prompt | None, settings: Settings) -> list[int]:

@@ -1,7 +1,8 @@
 """The words of a command line: a task, groups, literal text, and values for Hydra to read.
 
 `+model=x` and `model=x` mean the same, and so do `+max_tokens=5` and `max_tokens=5`: what may not be there is
-found by the check of the composed whole, not by a sign in front. Of a key given twice the last counts.
+found by the check of the composed whole, not by a sign in front. Of a key given twice the last counts. A key of the
+task's own file needs no `task.` in front.
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ def read_overrides(words: Sequence[str], config_dir: Path | None = None) -> Over
     trust: tuple[str, ...] = ()
     source: str | None = None
     bare: str | None = None
+    own = _task_keys(words, dirs)
     for word in words:
         name, value = _split(word)
         if name is None:
             groups["task"] = bare = _task(word, bare, dirs)
+        elif name in own:
+            values.append(_value(f"task.{name}", value))
         elif name in TEXTS:
             literal[name] = value
         elif name in FILES:
@@ -124,6 +128,19 @@ def _task(word: str, before: str | None, dirs: Sequence[Path]) -> str:
         hint = did_you_mean(word, tasks) or " Give free text as prompt='...'."
         raise ConfigError(f"{word!r} is not a task or key=value; tasks: {', '.join(tasks)}.{hint}")
     return word
+
+
+def _task_keys(words: Sequence[str], dirs: Sequence[Path]) -> frozenset[str]:
+    """The keys of the task that the words name: `prompts=` means `task.prompts=` where the task has that."""
+    for word in words:
+        name, _, value = word.lstrip("+").partition("=")
+        task = value if name == "task" else name
+        for folder in dirs:
+            file = folder / "task" / f"{task}.yaml"
+            if name in ("task", word) and _KEY.fullmatch(task) and file.is_file():
+                keys = re.findall(r"^([a-z]\w*):", file.read_text(encoding="utf-8", errors="replace"), re.M)
+                return frozenset(keys) - {"defaults"}
+    return frozenset()
 
 
 def _choice(group: str, value: str, dirs: Sequence[Path]) -> str:
