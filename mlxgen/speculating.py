@@ -9,6 +9,7 @@ from mlxgen.cache import Full
 from mlxgen.completion import SpeculationStats
 from mlxgen.config import Config, load_config
 from mlxgen.engine import DraftModel, Generation, Lookup, TokenSequence
+from mlxgen.engine.speculation import PAUSED
 from mlxgen.errors import ConfigError, TokenizerError
 from mlxgen.loading import load
 from mlxgen.protocols import Tokenizer
@@ -88,5 +89,5 @@ def speculation_stats(generation: Generation) -> SpeculationStats | None:
         accepted=speculator.accepted,
         acceptance=share,
         skipped=speculator.skipped,
-        note=speculator.off,
+        note=speculator.off or (PAUSED if speculator.paused else None),
     )

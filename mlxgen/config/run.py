@@ -51,7 +51,7 @@ class SpeculationConfig:
 
     kind: Literal["none", "lookup", "draft"] = "none"
     tokens: int = 4
-    ngram: int = 3
+    ngram: int = 2
     model: str | None = None
     always: bool = False
 

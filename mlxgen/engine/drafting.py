@@ -18,7 +18,7 @@ from mlxgen.engine.speculation import Costs, Guess, Speculator
 from mlxgen.engine.trial import take_back
 from mlxgen.protocols import LanguageModel
 
-_ODDS = 0.7
+_KIND = ("draft", 0.7)
 
 
 class DraftModel:
@@ -53,7 +53,7 @@ class _Drafter:
         self._sequence = draft.new_sequence()
 
     def hopes(self, generation: Generation) -> Guess | None:
-        return Guess(tokens=[0] * self._draft.tokens, kind="draft", odds=_ODDS)
+        return Guess(tokens=[0] * self._draft.tokens, kinds=[_KIND] * self._draft.tokens)
 
     def guess(self, generation: Generation, limit: int) -> Guess | None:
         draft, known = self._draft, generation.known
@@ -83,7 +83,7 @@ class _Drafter:
             logits = draft.model(token[:, None], sequence.caches)[:, -1]
         tokens = mx.concatenate(picked).tolist()
         sequence.tokens = [*known, *tokens][: sequence.caches[0].offset]
-        return Guess(tokens=tokens, kind="draft", odds=_ODDS)
+        return Guess(tokens=tokens, kinds=[_KIND] * len(tokens))
 
     def _rewind(self, known: list[int]) -> None:
         """Forget the guesses that were wrong. The last known token is computed anew, for its logits."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxgen.engine.request import Generation
-from mlxgen.engine.speculation import Costs, Guess, Speculator
+from mlxgen.engine.speculation import Costs, Guess, Kind, Speculator
 from mlxgen.errors import require
 
 # (tokens that agree, chance that the next one does too): the longer the match, the surer the guess.
-_LEVELS = ((8, 0.9), (5, 0.8), (0, 0.6))
+_LEVELS = ((8, 0.9), (5, 0.8), (3, 0.6), (0, 0.4))
 _MOST_PLACES = 16  # that are compared
 _LONGEST = 32  # match that makes a difference
 
@@ -22,8 +22,8 @@ _LONGEST = 32  # match that makes a difference
 class Lookup:
     """Guess up to `tokens` tokens where at least `ngram` tokens agree. `always`: also where that does not pay."""
 
-    tokens: int = 10
-    ngram: int = 3
+    tokens: int = 16
+    ngram: int = 2
     always: bool = False
     costs: Costs = field(default_factory=Costs)
 
@@ -33,6 +33,10 @@ class Lookup:
 
     def start(self, generation: Any) -> Speculator:
         return Speculator(_Drafter(self.tokens, self.ngram), self.costs, self.always)
+
+
+def _kind(length: int) -> Kind:
+    return next(kind for kind in _LEVELS if length >= kind[0])
 
 
 class _Drafter:
@@ -53,8 +57,7 @@ class _Drafter:
         tokens = list(known[place : place + min(self._count, limit)])
         while len(tokens) < min(self._count, limit):  # the text repeats itself, and so does the guess
             tokens.append(tokens[len(tokens) - (len(known) - place)])
-        level, odds = next(pair for pair in _LEVELS if length >= pair[0])
-        return Guess(tokens=tokens, kind=level, odds=odds)
+        return Guess(tokens=tokens, kinds=[_kind(length + place) for place in range(len(tokens))])
 
     def _best(self, known: list[int]) -> tuple[int, int]:
         """(the place behind the longest match with the end of `known`, its length); of equals the newest."""

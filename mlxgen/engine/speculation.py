@@ -15,25 +15,28 @@ from typing import Any, Protocol
 from mlxgen.engine.request import Generation
 from mlxgen.protocols import LayerCache
 
-_FIRST_RATIO = 1.5  # what a check is believed to cost, in plain steps, before one was measured
-_MARGIN = 1.05  # guesses must promise this much more than they cost
+_FIRST_SLOPE = 0.15  # what a guess is believed to add to a check, in plain steps, before it was measured
+_MARGIN = 1.1  # guesses must promise this much more than they cost
 _WEIGHT = 2.0  # of what is believed of guesses at first, in guesses
 _HALF_LIFE = 64  # tokens after which what was seen of guesses counts half, so that they are tried again
+PAUSED = "off at the end: guesses did not pay"
 CANNOT = "off: the caches can't forget single tokens (recurrent layers, or a window that has just moved)"
 TOO_LITTLE_SLACK = "off: the caches can't forget as many tokens as were guessed"
 _SHARE = 0.2  # of a new measurement in the running mean
 
+Kind = tuple[Hashable, float]
+"""A kind of guess, and the chance of such a guess to be right before one has seen any."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """Tokens that may come next. `odds`: the chance of each to be right, as far as one knows for this `kind`."""
+    """Tokens that may come next, and the kind of each."""
 
     tokens: list[int]
-    kind: Hashable
-    odds: float
+    kinds: list[Kind]
 
     def first(self, count: int) -> Guess:
-        return Guess(tokens=self.tokens[:count], kind=self.kind, odds=self.odds)
+        return Guess(tokens=self.tokens[:count], kinds=self.kinds[:count])
 
 
 class Drafter(Protocol):
@@ -50,10 +53,13 @@ class Drafter(Protocol):
 
 @dataclass
 class Costs:
-    """Seconds of a plain step, and of checks in plain steps, by how many tokens they check."""
+    """Seconds of a plain step, and what each guess adds to a check, in plain steps, by the size of the guess.
+
+    Sizes are powers of two. Those that were not measured yet are believed to be cheap, so they will be.
+    """
 
     plain_s: float | None = None
-    ratios: dict[int, float] = field(default_factory=dict)
+    slopes: dict[int, float] = field(default_factory=dict)
 
     def plain(self, seconds: float) -> None:
         known = self.plain_s or seconds
@@ -62,12 +68,16 @@ class Costs:
     def check(self, count: int, seconds: float) -> None:
         if self.plain_s is None:
             return
-        size, ratio = count.bit_length(), seconds / self.plain_s
-        known = self.ratios.get(size, ratio)
-        self.ratios[size] = known + _SHARE * (min(ratio, 2 * known) - known)
+        size, slope = count.bit_length(), max(seconds / self.plain_s - 1, 0.0) / count
+        known = self.slopes.get(size)
+        if known is None:  # one hiccup must not rule out a size
+            self.slopes[size] = min(slope, 3 * _FIRST_SLOPE)
+        else:
+            self.slopes[size] = known + _SHARE * (min(slope, 2 * known + 0.01) - known)
 
     def ratio(self, count: int) -> float:
-        return self.ratios.get(count.bit_length(), _FIRST_RATIO)
+        """What a check of so many guesses costs, in plain steps."""
+        return 1 + count * self.slopes.get(count.bit_length(), min([_FIRST_SLOPE, *self.slopes.values()]))
 
 
 @dataclass
@@ -85,7 +95,8 @@ class _Record:
 class Speculator:
     """Guesses for one request, and what became of them.
 
-    always: try guesses that do not pay, too. off: why there are no more guesses, if so.
+    always: try guesses that do not pay, too. off: why there are no more guesses, if so. paused: the last one that there
+    was would not have paid.
     """
 
     drafter: Drafter
@@ -96,6 +107,7 @@ class Speculator:
     accepted: int = 0
     skipped: int = 0  # times that a guess was not tried, as it would not have paid
     off: str | None = None
+    paused: bool = False
     _records: dict[Hashable, _Record] = field(default_factory=dict)
 
     def ready(self, caches: Sequence[LayerCache]) -> bool:
@@ -110,7 +122,7 @@ class Speculator:
         if generation.guide is not None:
             return True  # what it forces is known only then
         guess = self.drafter.hopes(generation)
-        return guess is not None and self.pays(guess, generation)
+        return guess is not None and bool(self._worth(guess, generation))
 
     def guess(self, generation: Generation, limit: int) -> Guess | None:
         """At most `limit` tokens that are worth checking."""
@@ -121,30 +133,35 @@ class Speculator:
         except Exception as error:  # guesses are a help; without them the answer is the same
             self.off = f"off: {error}"
             return None
-        if guess is None or not guess.tokens:
-            return None
-        guess = guess.first(limit)
-        if not self.pays(guess, generation):
-            self.skipped += 1
-            return None
-        return guess
+        count = self._worth(guess.first(limit), generation) if guess is not None else 0
+        return guess.first(count) if guess is not None and count else None
 
-    def pays(self, guess: Guess, generation: Generation) -> bool:
-        if self.always:
-            return True
-        record = self._records.get(guess.kind, _Record())
+    def _worth(self, guess: Guess, generation: Generation) -> int:
+        """How many of the guessed tokens to check, for the most tokens in the least time; 0 if that does not pay."""
+        if self.always or not guess.tokens:
+            return len(guess.tokens)
+        gain, chance, best, count = 1.0, 1.0, _MARGIN, 0
+        for place, kind in enumerate(guess.kinds, 1):
+            chance *= self._chance(kind, generation)
+            gain += chance
+            if gain / self.costs.ratio(place) > best:
+                best, count = gain / self.costs.ratio(place), place
+        self.paused = not count
+        self.skipped += self.paused
+        return count
+
+    def _chance(self, kind: Kind, generation: Generation) -> float:
+        record = self._records.setdefault(kind, _Record())
         record.age(len(generation.produced))
-        p = (record.right + _WEIGHT * guess.odds) / (record.right + record.wrong + _WEIGHT)
-        count = len(guess.tokens)
-        gain = count if p == 1 else p * (1 - p**count) / (1 - p)
-        return 1 + gain >= _MARGIN * self.costs.ratio(count)
+        return (record.right + _WEIGHT * kind[1]) / (record.right + record.wrong + _WEIGHT)
 
     def checked(self, guess: Guess, right: int, seconds: float, generation: Generation) -> None:
         """The first `right` of the guessed tokens were so."""
-        record = self._records.setdefault(guess.kind, _Record())
-        record.age(len(generation.produced))
-        record.right += right
-        record.wrong += right < len(guess.tokens)
+        for place, kind in enumerate(guess.kinds[: right + 1]):
+            record = self._records.setdefault(kind, _Record())
+            record.age(len(generation.produced))
+            record.right += place < right
+            record.wrong += place == right
         self.costs.check(len(guess.tokens), seconds)
         self.checks += 1
         self.drafted += len(guess.tokens)
@@ -154,7 +171,7 @@ class Speculator:
 def _forced(generation: Generation) -> Guess | None:
     """What a guide leaves no choice about."""
     tokens = generation.guide.forced() if generation.guide is not None else []
-    return Guess(tokens=tokens, kind="forced", odds=0.98) if tokens else None
+    return Guess(tokens=tokens, kinds=[("forced", 0.98)] * len(tokens)) if tokens else None
 
 
 class Speculation(Protocol):

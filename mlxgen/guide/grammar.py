@@ -85,7 +85,8 @@ class Guide:
         if token in self.grammar.vocabulary.eos_ids and not self._matcher.validate_tokens([token]):
             token = self.grammar.vocabulary.end  # another end than llguidance knows of
         if not self._matcher.consume_token(token):
-            raise self._failed(f"token {token} is not allowed")
+            why = self._matcher.get_error() if self._matcher.is_error() else ""
+            raise self._failed(reason(why) if why else f"token {token} is not allowed")
 
     def forced(self) -> list[int]:
         """Tokens of the only text that can follow, as far as there is just one."""

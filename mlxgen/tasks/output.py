@@ -114,7 +114,8 @@ def show_stats(completion: Completion, pipeline: Pipeline, config: Config, *, sa
     if s.speculation is not None:
         g = s.speculation
         note = f", {g.note}" if g.note else ""
-        say(f"{g.accepted} of {g.drafted} guessed tokens were right, {g.checks} checks, {g.skipped} not worth it{note}")
+        share = f"{g.acceptance:.0%} of {g.drafted} guessed tokens were right, in {g.checks} checks"
+        say(f"{share}; {g.skipped} guesses not worth one{note}")
     if sampling:
         effective = pipeline.effective_sampling(pipeline.settings())
         values = [f"{n} {_value(effective.values, n)} ({by})" for n, by in effective.sources.items() if n != "order"]

@@ -5,7 +5,7 @@ import random
 
 import mlx.core as mx
 import pytest
-from engine_oracles import PARTS, SAMPLERS, alone, family, finish, new_sequence, random_request, random_tokens
+from engine_oracles import PARTS, alone, family, finish, new_sequence, random_request, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,14 @@ from mlxgen.testing.models import tiny_decoder
 
 PARTS = dataclasses.replace(PARTS, sample_ahead=sample_ahead)
 GREEDY = Sampler.from_config({"temperature": 0})
+SAMPLERS = [
+    {"temperature": 0},
+    {"temperature": 0, "repetition_penalty": 1.3},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "seed": 7},
+    {"temperature": 1.2, "min_p": 0.05, "frequency_penalty": 0.5, "presence_penalty": 0.3, "seed": -3},
+    {"temperature": 1.0, "xtc": {"probability": 0.5, "threshold": 0.05}, "seed": 2**40},
+    {"temperature": 1.0, "mirostat": 3.0, "seed": 5},
+]
 ALWAYS = Lookup(tokens=5, ngram=1, always=True)
 
 
@@ -175,7 +183,7 @@ def test_a_drafter_that_fails_leaves_the_answer_alone(llama):
             return Speculator(self, Costs(), always=True)
 
         def hopes(self, generation):
-            return Guess(tokens=[1], kind="broken", odds=1.0)
+            return Guess(tokens=[1], kinds=[("broken", 1.0)])
 
         def guess(self, generation, limit):
             raise ValueError("no idea")
@@ -188,12 +196,12 @@ def test_a_drafter_that_fails_leaves_the_answer_alone(llama):
 
 def test_guesses_that_do_not_pay_are_not_tried(llama):
     """A check that costs 9 plain steps and is never right: after the first there are none, for some time."""
-    slow = Costs(plain_s=1.0, ratios=dict.fromkeys(range(8), 9.0))
+    slow = Costs(plain_s=1.0, slopes=dict.fromkeys(range(8), 9.0))
     slow.plain = slow.check = lambda *_: None
     request = Request(prompt=random_tokens(random.Random(0), 9), sampler=GREEDY, max_tokens=60)
     got = speculate(llama, request, Full(), Lookup(tokens=4, ngram=1, costs=slow))
     assert got.speculator.checks == 0 and got.speculator.drafted == 0
-    quick = Costs(plain_s=1.0, ratios=dict.fromkeys(range(8), 1.0))
+    quick = Costs(plain_s=1.0, slopes=dict.fromkeys(range(8), 0.0))
     quick.plain = quick.check = lambda *_: None
     prompt = tuple([3, 4, 5, 6, 7, 8] * 5)
     got = speculate(llama, dataclasses.replace(request, prompt=prompt), Full(), Lookup(tokens=4, costs=quick))
@@ -203,14 +211,48 @@ def test_guesses_that_do_not_pay_are_not_tried(llama):
 def test_what_was_seen_of_guesses_fades():
     class Now:
         produced: list[int] = []  # noqa: RUF012
+        guide = None
 
-    speculator, guess = Speculator(None, Costs(ratios={3: 2.5})), Guess(tokens=[1] * 4, kind=0, odds=0.8)
-    assert speculator.pays(guess, Now)
+    class Always:
+        def guess(self, generation, limit):
+            return Guess(tokens=[1] * 4, kinds=[(0, 0.8)] * 4)
+
+    speculator = Speculator(Always(), Costs(slopes=dict.fromkeys(range(8), 0.4)))
+    guess = speculator.guess(Now, 4)
+    assert guess is not None and not speculator.paused
     for _ in range(3):
         speculator.checked(guess, 0, 1.0, Now)
-    assert not speculator.pays(guess, Now)
+    assert speculator.guess(Now, 4) is None and speculator.paused
     Now.produced = [0] * 600
-    assert speculator.pays(guess, Now)
+    assert speculator.guess(Now, 4) is not None
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(0.0, 4), (0.3, 2), (1.0, 0)])
+def test_as_many_guesses_are_checked_as_pay(slope, expected):
+    """Chances 0.9, 0.9, 0.1, 0.1: what each guess adds to the cost decides how many there are."""
+
+    class Now:
+        produced: list[int] = []  # noqa: RUF012
+        guide = None
+
+    class Four:
+        def guess(self, generation, limit):
+            return Guess(tokens=[1, 2, 3, 4], kinds=[("sure", 0.9)] * 2 + [("unsure", 0.1)] * 2)
+
+    guess = Speculator(Four(), Costs(slopes=dict.fromkeys(range(8), slope))).guess(Now, 9)
+    assert len(guess.tokens if guess else []) == expected
+
+
+def test_one_hiccup_does_not_rule_out_a_size():
+    costs = Costs()
+    costs.plain(1.0)
+    costs.check(4, 500.0)
+    assert costs.ratio(4) < 4
+    for _ in range(40):
+        costs.check(4, 9.0)
+    assert costs.ratio(4) == pytest.approx(9.0, rel=0.1)
+    costs.plain(500.0)
+    assert costs.plain_s < 1.5
 
 
 def naive_lookup(known, ngram, count):
