@@ -62,7 +62,7 @@ def test_every_stage_takes_part():
     assert set(STAGES) == set(known_stages())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [0, 1, 12])  # the last one mixes policies most
 def test_company_order_and_cancelled_neighbours_change_nothing(model, seed):
     """Rows of different policies come in any order and at any time, some are cancelled, and some must make room."""
     rnd = random.Random(seed)
