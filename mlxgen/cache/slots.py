@@ -122,7 +122,7 @@ class QuantizedRows:
     """MLX's affine quantization; the first `start` slots of each row are plain."""
 
     def __init__(self, like: QuantizedBuffer):
-        self._like, self._start = like, like.start
+        self._bits, self._group_size, self._start = like.bits, like.group_size, like.start
         self._plain = DenseRows()
         self._packed = [DenseRows() for _ in range(3)]  # weights, scales, biases
         self._dtype = mx.float32
@@ -134,7 +134,7 @@ class QuantizedRows:
             rows.put(row, packed[i : i + 1])
 
     def take(self, row: int, size: int, order: mx.array | None) -> QuantizedBuffer:
-        buffer = QuantizedBuffer(self._like.bits, self._like.group_size, self._start)
+        buffer = QuantizedBuffer(self._bits, self._group_size, self._start)
         arrays = [self._plain.copy(row, min(size, self._start), None)] if size and self._start else []
         if size > self._start:
             arrays += [rows.copy(row, size - self._start, order) for rows in self._packed]
@@ -147,7 +147,7 @@ class QuantizedRows:
         if min(slots) < start:
             self._plain.write(x, [min(slot, start) for slot in slots], rows)  # one slot more than is read
         if max(slots) >= start:
-            parts = mx.quantize(x, group_size=self._like.group_size, bits=self._like.bits)
+            parts = mx.quantize(x, group_size=self._group_size, bits=self._bits)
             for packed, part in zip(self._packed, parts, strict=True):
                 packed.write(part, [max(slot - start, 0) for slot in slots], rows)
 
@@ -156,7 +156,7 @@ class QuantizedRows:
         parts = [self._plain.read(rows, plain)] if plain else []
         if size > self._start:
             packed = [p.read(rows, size - self._start) for p in self._packed]
-            values = mx.dequantize(*packed, group_size=self._like.group_size, bits=self._like.bits)
+            values = mx.dequantize(*packed, group_size=self._group_size, bits=self._bits)
             parts.append(values.astype(self._dtype))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 

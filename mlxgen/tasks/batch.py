@@ -25,7 +25,7 @@ from mlxgen.tasks.result_file import ResultFile
 class Batch:
     """See conf/task/batch.yaml for the fields."""
 
-    prompts: str
+    prompts: str | None = None
     out: str = "-"
     resume: bool = False
     overwrite: bool = False
@@ -35,9 +35,11 @@ class Batch:
         require(not (self.resume and self.overwrite), "resume", "false with overwrite=true", self.resume)
 
     def __call__(self, config: Config) -> int:
+        if self.prompts is None:
+            raise ConfigError("`prompts` must be given: a file with one JSON object a line, or `-`.")
         if config.prompt is not None:
             raise ConfigError("`prompt` has no place in task=batch; each line of `prompts` has its own.")
-        self._check_files()
+        self._check_files(self.prompts)
         results = ResultFile(self.out, resume=self.resume, overwrite=self.overwrite)
         try:
             with status("loading the model"):
@@ -46,12 +48,12 @@ class Batch:
         finally:
             results.close()
 
-    def _check_files(self) -> None:
-        if self.prompts == "-":
+    def _check_files(self, name: str) -> None:
+        if name == "-":
             return
-        prompts = Path(self.prompts).expanduser()
-        if not prompts.exists():
-            raise ConfigError(f"`prompts` must be a file, but {self.prompts} is not there.")
+        prompts = Path(name).expanduser()
+        if not prompts.exists() or prompts.is_dir():
+            raise ConfigError(f"`prompts` must be a file, but {name} is none.")
         if self.out != "-" and Path(self.out).expanduser().exists() and prompts.samefile(Path(self.out).expanduser()):
             raise ConfigError(f"`out` must be another file than `prompts`, but both are {self.out}.")
 
@@ -82,6 +84,7 @@ class Batch:
 
     def _jobs(self, results: ResultFile, waiting: dict[int, Line]) -> Iterator[Job | Exception]:
         place = 0
+        assert self.prompts is not None
         for line in read_lines(self.prompts):
             if not results.done(line.about["index"]):
                 waiting[place] = line
@@ -139,14 +142,14 @@ def _silent(prompts: int, tokens: int) -> None:
 class _Progress(AbstractContextManager):
     """A bar on a terminal: prompts done, tokens a second, time left."""
 
-    def __init__(self, prompts: str, done: int):
+    def __init__(self, prompts: str | None, done: int):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         speed = TextColumn("{task.fields[speed]:.0f} tok/s")
         columns = (BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn())
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task("", total=count_lines(prompts), completed=done, speed=0.0)
+        self._task = self._bar.add_task("", total=count_lines(prompts or "-"), completed=done, speed=0.0)
         self._tokens, self._started = 0, time.perf_counter()
 
     def __enter__(self) -> Any:
