@@ -28,7 +28,7 @@ class Conversation:
     def __init__(self, pipeline: Pipeline, settings: Settings):
         check_conversation(settings.config)
         self._pipeline, self._settings = pipeline, settings
-        self._sequence = pipeline.new_sequence()
+        self._sequence = pipeline.new_sequence(settings)
         self.messages: list[dict[str, Any]] = []
 
     def __call__(self, text: str) -> Completion:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class LoadedModel:
     checkpoint: Checkpoint
     rules: Mapping[str, Any] = field(default_factory=dict, repr=False)
     adapters: tuple[Any, ...] = ()  # mlxgen.passes.adapters.LoadedAdapter
+    merged: bool = False  # whether they are in the weights
     model_type: str = ""
     source: str = ""
 
@@ -50,7 +51,7 @@ class LoadedModel:
         These are the weights that were read and the form in which they are held, and what is computed with them.
         """
         held = [(name, array.shape, str(array.dtype)) for name, array in tree_flatten(self.decoder.parameters())]
-        added = [(adapter.name, adapter.fingerprint) for adapter in self.adapters]
+        added = [(adapter.name, adapter.fingerprint, adapter.weight) for adapter in self.adapters]
         text = f"{mlxgen.__version__} {self.checkpoint.fingerprint()} {self.decoder.spec!r} {held} {added}"
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -121,8 +122,11 @@ def load(
     architecture: Mapping[str, Any] | None = None,
     dirs: tuple[Path, ...] | None = None,
     adapter: AdapterConfig | None = None,
+    check: Callable[[Described], None] = lambda described: None,
 ) -> LoadedModel:
     """Open the checkpoint, find its blueprint, build the decoder, read the weights, put trained adapters on it.
+
+    check: called before memory is spent; it may raise.
 
     architecture: a composed blueprint to use instead of the one that the checkpoint's `model_type` names.
     Raises ModelError or ConfigError, before memory is spent, for what does not fit together.
@@ -131,6 +135,7 @@ def load(
     described = _described(checkpoint.config, checkpoint, model, architecture, dirs)
     dtype, dequantize = precision(model)
     _check_experts(described.spec, dtype, dequantize)
+    check(described)
     decoder = Decoder(described.spec)
     rules = described.blueprint.weights(described.config)
     adapted = adapter is not None and bool(adapter.folders)
@@ -160,7 +165,7 @@ def _with_adapters(loaded: LoadedModel, config: AdapterConfig, *, fuse: bool) ->
     for layer in loaded.decoder.layers if fuse else ():
         fuse_projections(layer)
         mx.eval(layer.parameters())
-    return replace(loaded, adapters=adapters)
+    return replace(loaded, adapters=adapters, merged=config.merge)
 
 
 def open_source(model: ModelConfig) -> Checkpoint:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlxgen.device  # noqa: F401  a fast BLAS, before mlx
+from mlxgen.adapting import check_adapter, choose_adapter, open_selection
 from mlxgen.answering import Answers, Texts, several
 from mlxgen.batching import answer_all
 from mlxgen.blueprint import DecoderSpec
@@ -41,6 +42,7 @@ class Settings:
     config: Config
     sampling: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] | None = None
+    adapter: Any = None  # mlxgen.adapting.Choice
     template_args: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -55,6 +57,7 @@ class Pipeline:
         self._generation_config: Mapping[str, Any] = {}
         self._eos_ids: frozenset[int] = frozenset()
         self._vocab_size: int | None = None
+        check_adapter(config.adapter)
         self.sampler(Settings(config=config))  # a wrong setting must not wait for the weights
         check_speculation(config)
         if (rule := rule_of(config)) is not None:
@@ -76,6 +79,7 @@ class Pipeline:
             rows=Rows,
             sample_ahead=sample_ahead,
             candidates=candidates,
+            select=open_selection(loaded),
         )
         self.engine = Engine(self.decoder, parts, store=self._store)
 
@@ -90,7 +94,8 @@ class Pipeline:
         `prompt_logprobs`, `tools`, `template_args`, any sampler value (`temperature=0.7`, `top_p=0.9`), and one rule
         for the answer: `json_schema` (a mapping, JSON text or a Path), `regex`, `grammar` (a text or a Path), or
         `choice` (a list of texts). With `n=4` there are four answers, three of them in the first one's `others`;
-        `beams=8` searches for the likeliest answer, or the `n` likeliest.
+        `beams=8` searches for the likeliest answer, or the `n` likeliest. `adapter` names one of the loaded adapters,
+        several with their weights, or none.
         Raises ConfigError for these, RequestError for a prompt that is empty or longer than the model's context.
         """
         *_, last = self.stream(prompt, **overrides)
@@ -129,10 +134,12 @@ class Pipeline:
 
         return Conversation(self, self.settings(**overrides))
 
-    def new_sequence(self) -> TokenSequence:
-        """Empty caches by this pipeline's policy."""
+    def new_sequence(self, settings: Settings | None = None) -> TokenSequence:
+        """Empty caches by this pipeline's policy, for requests of the same adapter as that of `settings`."""
         stride = STRIDE if self._store is not None else 0
-        return TokenSequence(lambda: self._policy(self.spec), kind=self._kind, stride=stride)
+        choice = settings.adapter if settings is not None else None
+        kind = self._kind if choice is None else f"{self._kind} {choice}"
+        return TokenSequence(lambda: self._policy(self.spec), kind=kind, stride=stride, variant=choice)
 
     def save_sequence(self, sequence: TokenSequence, path: Path) -> None:
         """Keep what a sequence has computed in a file."""
@@ -152,16 +159,17 @@ class Pipeline:
         """Sort a request's values: root keys, template, and what belongs to the sampler. Raises ConfigError."""
         own = {k: overrides.pop(k) for k in _PER_REQUEST if k in overrides}
         tools, template_args = overrides.pop("tools", None), overrides.pop("template_args", {})
+        adapter = choose_adapter(self._loaded, overrides.pop("adapter", None))
         for key in overrides:
             if key not in known_stages() and key != "order":
-                known = [*_PER_REQUEST, "tools", "template_args", *known_stages()]
+                known = [*_PER_REQUEST, "adapter", "tools", "template_args", *known_stages()]
                 raise ConfigError(f"`{key}` is not a key of a request.{did_you_mean(key, known)}")
         own = {k: read_file(k, v) if isinstance(v, Path) else v for k, v in own.items() if v is not None}
         if not own.keys().isdisjoint(RULES):  # instead of the configuration's
             own = {**dict.fromkeys(RULES), **own}
         usual = {f: getattr(self.config, f) for f in self.config.__dataclass_fields__}
         config = parse(Config, {**usual, **own}, "")
-        return Settings(config=config, sampling=overrides, tools=tools, template_args=template_args)
+        return Settings(config=config, sampling=overrides, tools=tools, template_args=template_args, adapter=adapter)
 
     def encode(self, prompt: Prompt | None, settings: Settings) -> list[int]:
         """The token ids that the model sees for a text, a conversation or token ids."""
@@ -239,7 +247,7 @@ class Pipeline:
         # A rule says itself whether the text begins with a space.
         texts = Texts(tokenizer=self.tokenizer, stop=stop, continues=continues or first.guide is not None)
         requests = [first] if first.beams > 1 else several(first, config.n)
-        sequences = [sequence or self.new_sequence(), *(self.new_sequence() for _ in requests[1:])]
+        sequences = [sequence or self.new_sequence(settings), *(self.new_sequence(settings) for _ in requests[1:])]
         return Answers(self.engine, requests, sequences, texts)
 
     def _request(self, ids: Sequence[int], settings: Settings) -> Request:

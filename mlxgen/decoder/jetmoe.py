@@ -41,13 +41,13 @@ class ExpertAttention(nn.Module):
         """x [T, hidden] -> [T, hidden]."""
         spec, K, D, rows = self.spec, self.spec.num_kv_heads, self.spec.head_dim, x.shape[0]
         experts, weights = self.router(x)
-        q = self.input_linear(x[:, None, None], experts, False)  # [T, k, 1, K * D]
+        q = self.input_linear(x[:, None, None], experts)  # [T, k, 1, K * D]
         q = q.reshape(rows, spec.top_k, K, D).swapaxes(1, 2).reshape(rows, -1)  # the heads of one key side by side
         q, k, v = (split_heads(y, batch, D) for y in (q, self.k_proj(x), self.v_proj(x)))
         q, k = self.rope(q, cache.offset, length), self.rope(k, cache.offset, length)
         out = cache.attend(q, k, v, mask, self.attend)  # [B, K * k, L, D]
         out = out.swapaxes(1, 2).reshape(rows, K, spec.top_k, D).swapaxes(1, 2).reshape(rows, spec.top_k, 1, K * D)
-        out = self.output_linear(out, experts, False)[:, :, 0]  # [T, k, hidden]
+        out = self.output_linear(out, experts)[:, :, 0]  # [T, k, hidden]
         return (out * weights[..., None].astype(x.dtype)).sum(axis=1) + self.bias
 
     def attend(self, q: mx.array, keys: mx.array, values: mx.array, mask: Any) -> mx.array:

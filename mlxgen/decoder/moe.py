@@ -29,9 +29,9 @@ class ExpertLinear(nn.Module):
         if bias:
             self.bias = mx.zeros((num_experts, output_dims))
 
-    def __call__(self, x: mx.array, experts: mx.array, sorted_rows: bool) -> mx.array:
-        """x [..., 1, in], experts [...] -> [..., 1, out]."""
-        y = mx.gather_mm(x, self.weight.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=sorted_rows)
+    def __call__(self, x: mx.array, experts: mx.array, rows: mx.array | None = None) -> mx.array:
+        """x [..., 1, in], experts [...] -> [..., 1, out]. rows: if they are sorted by expert, the tokens they are of."""
+        y = mx.gather_mm(x, self.weight.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=rows is not None)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
     def to_quantized(self, group_size: int = 64, bits: int = 4, mode: str = "affine") -> QuantizedExpertLinear:
@@ -55,7 +55,7 @@ class QuantizedExpertLinear(nn.Module):
             self.bias = linear.bias
         return self
 
-    def __call__(self, x: mx.array, experts: mx.array, sorted_rows: bool) -> mx.array:
+    def __call__(self, x: mx.array, experts: mx.array, rows: mx.array | None = None) -> mx.array:
         y = mx.gather_qmm(
             x,
             self["weight"],
@@ -66,7 +66,7 @@ class QuantizedExpertLinear(nn.Module):
             group_size=self.group_size,
             bits=self.bits,
             mode=self.mode,
-            sorted_indices=sorted_rows,
+            sorted_indices=rows is not None,
         )
         return y + self["bias"][experts][..., None, :] if "bias" in self else y
 
@@ -90,16 +90,16 @@ class Experts(nn.Module):
         """
         T, k = experts.shape
         if T * k < _SORT_FROM:
-            return self._forward(x[:, :, None], experts, False)[:, :, 0]
+            return self._forward(x[:, :, None], experts, None)[:, :, 0]
         order = mx.argsort(experts.flatten())
         rows = x.reshape(-1, x.shape[-1])[order * x.shape[1] // k][:, None]  # [T * k, 1, hidden], by expert
-        y = self._forward(rows, experts.flatten()[order], True)[:, 0]
+        y = self._forward(rows, experts.flatten()[order], order // k)[:, 0]
         return y[mx.argsort(order)].reshape(T, k, -1)
 
-    def _forward(self, x: mx.array, experts: mx.array, sorted_rows: bool) -> mx.array:
-        up = self.up_proj(x, experts, sorted_rows)
-        gate = self.gate_proj(x, experts, sorted_rows) if self.spec.gated else None
-        return self.down_proj(combine(self.spec, self.activation, gate, up), experts, sorted_rows)
+    def _forward(self, x: mx.array, experts: mx.array, rows: mx.array | None = None) -> mx.array:
+        up = self.up_proj(x, experts, rows)
+        gate = self.gate_proj(x, experts, rows) if self.spec.gated else None
+        return self.down_proj(combine(self.spec, self.activation, gate, up), experts, rows)
 
 
 class MoE(nn.Module):

@@ -37,6 +37,7 @@ class Parts:
     sample: (logits [B, V], samplers, states) -> (tokens [B], states), lazy; a token below 0 says that a row's logits
     were no numbers. logprobs: (logits [1, V], token [1], how many) -> an object with `chosen`, `top_ids` and `top`.
     merge, rows: see mlxgen.cache. sample_ahead, for speculation, and candidates, for beams: see mlxgen.sampler.
+    select: is told before each forward pass what its rows' sequences have as their `variant`.
     """
 
     sample: Callable[..., Any]
@@ -45,6 +46,7 @@ class Parts:
     rows: Callable[..., Any]
     sample_ahead: Callable[..., Any] | None = None
     candidates: Callable[..., Any] | None = None
+    select: Callable[[Sequence[Any]], None] | None = None
 
 
 class Engine:
@@ -176,6 +178,8 @@ class Engine:
         if generation.state is None or not sequence.tokens:
             self._begin(generation)
         look = partial(self._score, generation) if generation.lacks_scores else None
+        if self.parts.select is not None:
+            self.parts.select([sequence.variant])
         logits = prefill_chunk(self.model, sequence, tokens, generation.request.prefill_chunk, look)
         if logits is not None and not generation.request.max_tokens:
             self.finish(generation, "length")

@@ -31,7 +31,7 @@ class Lane:
 
     def __init__(self, engine: Engine, long: bool):
         self._engine, self._long = engine, long
-        self._batch = Batch(engine.parts.merge, engine.parts.rows)
+        self._batch = Batch(engine.parts.merge, engine.parts.rows, engine.parts.select)
         self._step: Step | None = None
         self._trial: Trial | None = None  # while there is one, there is no step
         self._steady = False  # whether the last step was one of the same rows

@@ -7,6 +7,7 @@ made on the way (marks) are the points to go back to, and there are no others.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,12 +23,15 @@ class TokenSequence:
     """Caches and the token ids they hold, kept in step.
 
     kind: those of the same kind (cache policy, adapter, ...) may go on from each other's caches; None: from nobody's.
+    variant: how the model computes it (with which adapter), if there are several ways.
     stride: marks are made at its multiples and before the last token of a prompt; 0: none.
     """
 
-    def __init__(self, new_caches: Callable[[], list[LayerCache]], *, kind: Hashable = None, stride: int = 0):
+    def __init__(
+        self, new_caches: Callable[[], list[LayerCache]], *, kind: Hashable = None, stride: int = 0, variant: Any = None
+    ):
         self._new_caches = new_caches
-        self.kind, self.stride = kind, stride
+        self.kind, self.stride, self.variant = kind, stride, variant
         self.long = False  # whether it was computed as a sequence beyond its rope's change of regime
         self.caches = new_caches()
         self.tokens: list[int] = []
@@ -74,7 +78,7 @@ class TokenSequence:
 
     def empty(self) -> TokenSequence:
         """Another one of the same kind without tokens."""
-        other = TokenSequence(self._new_caches, kind=self.kind, stride=self.stride)
+        other = TokenSequence(self._new_caches, kind=self.kind, stride=self.stride, variant=self.variant)
         other.long = self.long
         return other
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -70,7 +70,7 @@ def _plus(out: mx.array, weight: float | mx.array, change: Callable[[], mx.array
 def _by_row(weight: mx.array, y: mx.array, rest: tuple[Any, ...]) -> mx.array:
     """One number for each row [T], shaped to be multiplied with y [T, ...] or [B, L, ...]."""
     weight = weight.astype(y.dtype)
-    if len(rest) > 1 and isinstance(rest[1], mx.array):  # experts have put the rows into another order
+    if len(rest) > 1 and rest[1] is not None:  # experts have put the rows into another order
         weight = weight[rest[1]]
     front = (weight.size,) if y.shape[0] == weight.size else y.shape[:2]
     return weight.reshape(*front, *[1] * (y.ndim - len(front)))
@@ -109,6 +109,29 @@ def set_weights(decoder: nn.Module, weights: Mapping[str, float | mx.array]) -> 
     if found:
         names = {name for module in found for name in module["adapters"]}
         found[0].shared.weights = {name: weights.get(name, 0.0) for name in names}
+
+
+class Selection:
+    """Which adapters each row of the next forward pass is computed with: call it before.
+
+    A choice is the weights of some adapters, by name in pairs; None stands for the usual ones.
+    """
+
+    def __init__(self, decoder: nn.Module, usual: Mapping[str, float]):
+        self._decoder, self._usual = decoder, dict(usual)
+        self._current: tuple[Any, ...] = (None,)
+
+    def __call__(self, choices: Sequence[tuple[tuple[str, float], ...] | None]) -> None:
+        alike = choices[:1] if all(choice == choices[0] for choice in choices) else choices
+        if tuple(alike) == self._current:
+            return
+        self._current = tuple(alike)
+        rows = [self._usual if choice is None else dict(choice) for choice in alike]
+        if len(rows) == 1:
+            set_weights(self._decoder, rows[0])
+        else:
+            names = {name for row in rows for name in row}
+            set_weights(self._decoder, {name: mx.array([row.get(name, 0.0) for row in rows]) for name in names})
 
 
 def learning_rate_scale(decoder: nn.Module) -> dict[str, float]:

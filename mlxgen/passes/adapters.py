@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,15 @@ _ALONE = "`adapter.paths.{}` replaces the model's own weights, so it must be the
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedAdapter:
-    """What was loaded: the modules it changes (none: whole parameters were replaced), and its fingerprint."""
+    """What was loaded: the modules it changes (none: whole parameters were replaced), and its fingerprint.
+
+    weight: how much it counts where a request does not say.
+    """
 
     name: str
     paths: tuple[str, ...]
     fingerprint: str
+    weight: float = 1.0
 
 
 def save_adapter(
@@ -131,7 +135,8 @@ def load_adapters(
     whole = next((adapter for adapter in loaded if not adapter.paths), None)
     if whole is not None and (len(loaded) > 1 or config.weights):
         raise ConfigError(_ALONE.format(whole.name))
-    set_weights(decoder, {adapter.name: config.weights.get(adapter.name, 1.0) for adapter in loaded})
+    loaded = tuple(replace(adapter, weight=config.weights.get(adapter.name, 1.0)) for adapter in loaded)
+    set_weights(decoder, {adapter.name: adapter.weight for adapter in loaded})
     if config.merge:
         merge(decoder)
     return loaded

@@ -171,8 +171,10 @@ class LinearAdapter(LowRank):
 class ExpertAdapter(LowRank):
     """A change of each of E linear maps, see mlxgen.decoder.moe.ExpertLinear."""
 
-    def __call__(self, base: nn.Module, y: mx.array, x: mx.array, experts: mx.array, rows: Any) -> mx.array:
-        by = {"rhs_indices": experts, "sorted_indices": rows is not None and rows is not False}
+    def __call__(
+        self, base: nn.Module, y: mx.array, x: mx.array, experts: mx.array, rows: mx.array | None = None
+    ) -> mx.array:
+        by = {"rhs_indices": experts, "sorted_indices": rows is not None}
         x = self._dropped(x).astype(mx.float32)
         z = mx.gather_mm(x, self["lora_a"].swapaxes(-1, -2), **by)
         z = mx.gather_mm(z, self["lora_b"].swapaxes(-1, -2), **by) * self.scale
@@ -186,7 +188,7 @@ class ExpertAdapter(LowRank):
 
     def _through(self, base: nn.Module, a: mx.array) -> mx.array:
         experts = mx.arange(a.shape[0])
-        y = base(a.astype(_dtype(base)), experts, False)
+        y = base(a.astype(_dtype(base)), experts)
         return (y - base["bias"][:, None] if "bias" in base else y).swapaxes(-1, -2)
 
 

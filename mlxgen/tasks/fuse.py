@@ -134,5 +134,5 @@ def _tell(report: list[Merged], config: Config, out: Path) -> None:
     if whole.noise > 0.02:
         say(
             f"rounding: {100 * whole.kept:.0f} % of the adapter's change is kept, with noise {whole.noise:.1f} times "
-            "its size; task.packed=plain or task.packed=dequantize keeps it whole"
+            "its size; packed=plain or packed=dequantize keeps it whole"
         )

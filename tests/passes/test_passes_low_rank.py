@@ -62,7 +62,7 @@ def inputs(kind):
     if kind == "embedding":
         return (mx.array([[0, 5, 63], [7, 7, 1]]),)
     if kind == "experts":
-        return random(5, 1, 1, COLUMNS, seed=9), mx.array([[0, 2], [1, 0], [2, 2], [1, 2], [0, 1]]), False
+        return random(5, 1, 1, COLUMNS, seed=9), mx.array([[0, 2], [1, 0], [2, 2], [1, 2], [0, 1]])
     return (random(5, COLUMNS, seed=9),)
 
 

@@ -24,6 +24,7 @@ RANKS = {
         "conversation",
         "prompting",
         "guiding",
+        "adapting",
         "answering",
         "batching",
         "reusing",

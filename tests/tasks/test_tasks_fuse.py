@@ -93,7 +93,7 @@ def test_quantized_weights(mode, packed, cli, tmp_path):
     base = checkpoint(tmp_path, "qwen3_moe", mode)
     want, adapter = with_adapter(tmp_path, base, dequantize=True)
     out = tmp_path / "out"
-    ran = cli("fuse", f"model={base}", f"adapter.path={adapter}", f"out={out}", f"task.packed={packed}", "output=json")
+    ran = cli("fuse", f"model={base}", f"adapter.path={adapter}", f"out={out}", f"packed={packed}", "output=json")
     assert ran.code == 0
     report = json.loads(ran.out.splitlines()[-1])  # mlx-lm prints, too
     config, arrays = json.loads((out / "config.json").read_text()), mx.load(str(out / "model.safetensors"))
@@ -119,7 +119,7 @@ def test_packed_again_it_is_what_mlx_lm_loads(family, cli, tmp_path):
     out = tmp_path / "out"
     ran = cli("fuse", f"model={base}", f"adapter.path={adapter}", f"out={out}")
     assert "of the adapter's change is kept" in ran.err
-    assert "task.packed=plain" in ran.err
+    assert "packed=plain" in ran.err
     plain = mlxgen.load_model(out)(TOKENS)
     assert distance(in_mlx_lm(out), plain) < 1e-2
     assert distance(plain, want) < distance(mlxgen.load_model(base)(TOKENS), want)
