@@ -88,8 +88,8 @@ def test_cancelling_frees_at_once_and_leaves_the_others(model):
 
 
 def test_the_budget_queues_and_makes_room_for_higher_priority(model):
-    def cost(generation):
-        return len(generation.request.prompt) + generation.request.max_tokens
+    def cost(generations):
+        return sum(len(g.request.prompt) + g.request.max_tokens for g in generations)
 
     engine = Engine(model, PARTS, Scheduler(cost=cost, budget_bytes=40))
     greedy = Sampler.from_config({"temperature": 0})
@@ -129,17 +129,3 @@ def test_a_sequence_that_was_in_a_batch_goes_on(model):
     for before, request, generation in zip(first, again, second, strict=True):
         assert generation.cached_tokens >= len(before.known) - 1
         assert generation.produced == alone(model, request, Full()).produced
-
-
-def test_many_requests_leave_no_memory_behind(model):
-    mx.synchronize()
-    mx.clear_cache()
-    rnd = random.Random(5)
-    engine = Engine(model, PARTS)
-    before = mx.get_active_memory()
-    for _ in range(30):
-        engine.submit(random_request(rnd), TokenSequence(lambda: Full()(model.spec)))
-        engine.step()
-    finish(engine)
-    mx.clear_cache()
-    assert mx.get_active_memory() <= before * 1.01 + 4096
