@@ -158,12 +158,14 @@ def load(
 
 
 def _with_adapters(loaded: LoadedModel, config: AdapterConfig, *, fuse: bool) -> LoadedModel:
-    """The model with trained adapters on it. Projections that have none, or whose has been merged, are fused then."""
+    """The model with trained adapters on it. Projections are fused then, with what is on them."""
     from mlxgen.passes.adapters import load_adapters  # the many runs without one do without
+    from mlxgen.passes.fuse_adapted import fuse_adapted
 
     adapters = load_adapters(loaded.decoder, config, loaded.rules, loaded.identity)
     for layer in loaded.decoder.layers if fuse else ():
         fuse_projections(layer)
+        fuse_adapted(layer)
         mx.eval(layer.parameters())
     return replace(loaded, adapters=adapters, merged=config.merge)
 

@@ -49,6 +49,10 @@ class Adapted(nn.Module):
                 out = _plus(out, weight, lambda a=adapter: a(base, y, x, *rest), rest)
         return out
 
+    def parts(self, x: mx.array) -> list[mx.array]:
+        """Of fused projections: x [T, in] -> for each group [T, its width]."""
+        return mx.split(self(x), self["base"].layout.stops[1:-1], axis=-1)
+
     def as_linear(self, x: mx.array) -> mx.array:
         """The output head that is tied to an embedding."""
         base = self["base"]

@@ -13,7 +13,7 @@ import mlx.nn as nn
 from mlxgen.decoder.fused_linear import FusedLinear
 
 # Where, the fused module, what it replaces, and which of them are used side by side.
-_GROUPS = (
+GROUPS = (
     ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj"), (2, 1)),
     ("mixer", "in_proj", ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), (6,)),
     ("mixer", "in_proj", ("q_proj", "k_proj", "v_proj", "g_a_proj", "b_proj", "f_a_proj"), (6,)),
@@ -23,12 +23,12 @@ _GROUPS = (
 
 def fuse_projections(layer: Any) -> None:
     """Fuse the projections of one decoder layer in place, where they are of one kind; else leave them."""
-    for parent, fused, names, groups in _GROUPS:
+    for parent, fused, names, groups in GROUPS:
         module = layer.get(parent)
         if module is None or not all(name in module for name in names) or "fused" not in module.__dict__:
             continue
         parts = [module[name] for name in names]
-        if not _alike(parts):
+        if not alike(parts):
             continue
         module[fused] = FusedLinear(parts, groups)
         for name in names:
@@ -36,7 +36,9 @@ def fuse_projections(layer: Any) -> None:
         module.fused = True
 
 
-def _alike(parts: list[nn.Module]) -> bool:
+def alike(parts: list[nn.Module]) -> bool:
+    """Whether linear maps can be put below each other."""
+
     def kind(m: Any) -> tuple[Any, ...]:
         settings = (m.group_size, m.bits, m.mode) if isinstance(m, nn.QuantizedLinear) else ()
         return (type(m), settings, sorted(m))

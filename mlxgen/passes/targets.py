@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 import mlx.nn as nn
 
+from mlxgen.decoder.fused_linear import FusedLinear
 from mlxgen.errors import ConfigError, did_you_mean
 from mlxgen.passes.adapted import Adapted
 from mlxgen.passes.low_rank import ADAPTABLE
@@ -38,10 +39,12 @@ _ALSO = {"all-linear": "all_linear", "embedding": "embeddings"}
 def adaptable(decoder: nn.Module) -> dict[str, nn.Module]:
     """Dotted path -> module, of all that an adapter can be put on, in the order of the decoder.
 
-    Of what has one already, it is the frozen map.
+    Of what has one already, it is the frozen map. Raises ConfigError for a decoder whose projections are fused.
     """
     found = {}
     for path, module in decoder.named_modules():
+        if isinstance(module, FusedLinear):
+            raise ConfigError(f"`model.fuse` must be false to put an adapter on a model, but {path} is fused.")
         if isinstance(module, Adapted):
             found[path] = module["base"]
         elif isinstance(module, ADAPTABLE) and not path.endswith(".base"):

@@ -15,6 +15,8 @@ from mlxgen.config import AdapterConfig
 from mlxgen.decoder.moe import ExpertLinear
 from mlxgen.passes.adapted import Adapted, learning_rate_scale, set_dropout_key, set_weights
 from mlxgen.passes.attach import attach
+from mlxgen.passes.fuse_adapted import fuse_adapted
+from mlxgen.passes.fuse_projections import fuse_projections
 from mlxgen.passes.low_rank import Factors, plain_weight
 
 KINDS = ("linear", "experts", "embedding")
@@ -239,3 +241,27 @@ def test_the_second_matrix_may_learn_faster():
 )
 def test_scale(given, factor):
     assert AdapterConfig(kind="lora", **given).factor == factor
+
+
+@pytest.mark.parametrize("targets", [("attention", "mlp"), ("q_proj", "up_proj"), ("v_proj",)])
+@pytest.mark.parametrize("mode", [None, "affine"])
+@pytest.mark.parametrize("length", [1, 40])
+def test_projections_are_fused_with_their_changes(targets, mode, length):
+    decoder, _ = trained("llama", mode, targets=targets)
+    tokens = mx.random.randint(0, 64, (3, length), key=mx.random.key(1))
+    set_weights(decoder, {"default": mx.repeat(mx.array([0.0, 1.0, 0.5]), length)})
+    want = decoder(tokens)
+    for layer in decoder.layers:
+        fuse_projections(layer)
+        fuse_adapted(layer)
+        assert layer.self_attn.fused
+        assert layer.mlp.fused
+    assert distance(decoder(tokens), want) < 1e-4
+    assert isinstance(decoder.layers[0].self_attn.qkv_proj, Adapted)
+
+
+def test_lengths_keep_projections_apart():
+    decoder, _ = trained("llama", kind="dora")
+    for layer in decoder.layers:
+        fuse_adapted(layer)
+        assert not layer.self_attn.fused

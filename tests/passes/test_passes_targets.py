@@ -8,6 +8,7 @@ from passes_helpers import decoder_of
 from mlxgen.config import AdapterConfig
 from mlxgen.errors import ConfigError
 from mlxgen.passes.attach import attach
+from mlxgen.passes.fuse_projections import fuse_projections
 from mlxgen.passes.targets import adaptable, chosen
 from mlxgen.testing.models import tiny_decoder
 
@@ -146,3 +147,12 @@ def test_choices_and_values_of_the_group():
     assert load_config(["adapter=lora", "adapter.targets=[q_proj,*.v_proj]"]).adapter.patterns == ("q_proj", "*.v_proj")
     with pytest.raises(ConfigError, match=r"`adapter.rank` must be at least 1"):
         load_config(["adapter=lora", "adapter.rank=0"])
+
+
+def test_fused_projections_can_not_be_trained():
+    """Nothing of a model may be left out in silence because its projections have been put together."""
+    decoder = decoder_of("llama")
+    for layer in decoder.layers:
+        fuse_projections(layer)
+    with pytest.raises(ConfigError, match=r"`model.fuse` must be false"):
+        attach(decoder, AdapterConfig(kind="lora", rank=2), key=mx.random.key(0))
