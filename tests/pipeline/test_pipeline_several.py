@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 import mlxgen
+from mlxgen.batching import answer_all
 
 READABLE = {token: -math.inf for token in range(298) if token < 36 or 130 < token < 260}
 BIAS = "sampler.logit_bias={" + ", ".join(f"{token}: -inf" for token in READABLE) + "}"
@@ -183,3 +184,27 @@ def test_one_prompt_that_is_wrong_is_an_error_and_the_engine_goes_on(pipe):
             pipe.generate_batch(["Hi", wrong, "Hi"])
         assert not pipe.engine.scheduler.running and not pipe.engine.scheduler.prefilling
         assert told(pipe.generate("Hi")) == want
+
+
+def test_what_is_wrong_with_one_of_many_is_its_own_result(pipe):
+    """Errors of every kind, some at once and some on the way; the others never notice."""
+
+    good = [("Hi", {}), ([70, 71, 72] * 9, {"seed": 3}), ("What?", {"n": 2}), ("Hi", {"beams": 2})]
+    bad = [
+        ([1] * 600, {}, "`prompt` must fit into"),
+        ("", {}, "`prompt` must not be empty"),
+        ("Hi", {"top_p": 7}, "`sampler.top_p` must be"),
+        ("Hi", {"temprature": 1}, "is not a key of a request"),
+        ("Hi", {"json_schema": {"type": "no such type"}}, "`json_schema`"),
+        ("Hi", {"logit_bias": dict.fromkeys(range(298), -math.inf)}, "all excluded"),
+        ("Hi", {"beams": 65}, "`beams` must be at most 64"),
+        ("Hi", {"beams": 2, "n": 3}, "`n` must be at most `beams`"),
+    ]
+    jobs = [job for pair in itertools.zip_longest(bad, good) for job in pair if job is not None]
+    results = dict(answer_all(pipe, [job[:2] for job in jobs], at_once=5))
+    for place, (prompt, values, *message) in enumerate(jobs):
+        if message:
+            assert message[0] in str(results[place]) and "\n" not in str(results[place])
+        else:
+            assert told(results[place]) == told(pipe.generate(prompt, **values))
+    assert not pipe.engine.scheduler.running and not pipe.engine.scheduler.prefilling
