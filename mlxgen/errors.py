@@ -7,6 +7,7 @@
         WeightsError     tensors: missing, extra, wrong shape, unreadable
         TokenizerError   vocabulary or chat template
         DownloadError    a file that could not be fetched or fails its checksum
+      DataError          training data: missing, empty, or rows that cannot be learned from         exit 3
       RunError           a training run that cannot start or go on: its folder, its disk, its loss   exit 3
       FitError           does not fit in memory                                 exit 4
 """
@@ -46,6 +47,10 @@ class TokenizerError(ModelError):
 
 
 class DownloadError(ModelError):
+    pass
+
+
+class DataError(ModelError):
     pass
 
 

@@ -5,6 +5,7 @@ The one package that knows Hydra, and only while it composes: importing this imp
 
 from mlxgen.config.adapter import AdapterConfig
 from mlxgen.config.compose import checked, compose, load_config, recipe
+from mlxgen.config.data import DataConfig
 from mlxgen.config.folders import GROUPS, conf_dir, config_dirs, options
 from mlxgen.config.run import (
     RULES,
@@ -22,6 +23,7 @@ __all__ = [
     "RULES",
     "AdapterConfig",
     "Config",
+    "DataConfig",
     "ModelConfig",
     "Overrides",
     "PackageConfig",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlxgen.config.adapter import AdapterConfig
+from mlxgen.config.data import DataConfig
 from mlxgen.errors import ConfigError, require
 from mlxgen.schema import Bytes
 
@@ -86,6 +87,7 @@ class Config:
     cache: dict[str, Any]
     sampler: dict[str, Any]
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    data: DataConfig = field(default_factory=DataConfig)
     optimizer: dict[str, Any]
     schedule: dict[str, Any]
     speculation: SpeculationConfig
@@ -110,6 +112,9 @@ class Config:
     beams: int = 1
     length_penalty: float = 1.0
     prefill_chunk: int = 256
+    batch: int | None = None
+    context: int | None = None
+    memory_limit: Bytes | None = None
     out: Path | None = None
     resume: Path | None = None
     output: Literal["text", "json", "jsonl"] = "text"
@@ -124,6 +129,9 @@ class Config:
         require(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
         require(self.prefill_chunk >= 1, "prefill_chunk", "at least 1", self.prefill_chunk)
         require(self.top_logprobs >= 0, "top_logprobs", "at least 0", self.top_logprobs)
+        for key in ("batch", "context", "memory_limit"):
+            value = getattr(self, key)
+            require(value is None or value >= 1, key, "at least 1", value)
         require(self.n >= 1, "n", "at least 1", self.n)
         require(self.beams >= 1, "beams", "at least 1", self.beams)
         if self.beams > 1:

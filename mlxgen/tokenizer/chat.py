@@ -56,11 +56,15 @@ class ChatFormat:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final: bool = False,
+        opened: bool = True,
         template_args: Mapping[str, Any] | None = None,
         mark: Callable[[str], str] = str,
+        blocks: tuple[str, str] = ("", ""),
     ) -> str:
         """The prompt as text. `mark` is applied to every string that is not the template's own.
 
+        opened: whether an assistant's turn is opened at the end. blocks: what to write before and after each part that
+        the template says the assistant generates.
         Raises RequestError for messages the template refuses, TokenizerError for a broken template.
         """
         turns = _turns(messages, self.fold_system, mark)
@@ -71,14 +75,19 @@ class ChatFormat:
             _append(turns, end)
         variables = {
             **self._defaults,
-            "add_generation_prompt": not continue_final,
+            "add_generation_prompt": opened and not continue_final,
             **plain(template_args or {}, mark),
             "messages": turns,
         }
         if tools:
             variables["tools"] = plain(tools, mark)
-        text = self._template("tool_use" if tools else "default").render(variables)
+        text = self._template("tool_use" if tools else "default").render(variables, blocks)
         return _until(text, end) if continue_final else text
+
+    @property
+    def names_generation(self) -> bool:
+        """Whether the template says itself what the assistant generates."""
+        return any("generation %}" in text or "generation -%}" in text for text in self.sources.values())
 
     def check(self) -> None:
         """Compile all templates; TokenizerError for one that is not valid."""

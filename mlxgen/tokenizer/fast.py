@@ -65,6 +65,7 @@ class FastTokenizer:
         # A count would not do: ids may have gaps.
         self.vocab_size: int = vocab_size or max(backend.get_vocab().values(), default=-1) + 1
         self.bos_id = self._id_of("bos_token")
+        self.end_of_text = self._id_of("eos_token")
         self.eos_ids = frozenset(self._find_eos())
         self.prefix_ids, self.suffix_ids = self._find_surroundings()
         unknown = special.names.get("unk_token") or getattr(backend.model, "unk_token", None)
@@ -154,6 +155,38 @@ class FastTokenizer:
         return self._chat.render(
             messages, tools=tools, continue_final=continue_final, template_args=template_args
         )
+
+    def render_marked(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        opened: bool = True,
+        blocks: tuple[str, str] = ("", ""),
+        **template_args: Any,
+    ) -> str:
+        """The conversation as text for `encode_marked`: control tokens that stand in messages are broken.
+
+        opened, blocks: see ChatFormat.render.
+        """
+        text = self._chat.render(
+            messages,
+            tools=tools,
+            opened=opened,
+            blocks=blocks,
+            template_args=template_args,
+            mark=self._guard.mark,
+        )
+        _check_unicode(text, "messages")
+        return text
+
+    def mark(self, text: str) -> str:
+        """How a message's `text` stands in what `render_marked` gives."""
+        return self._guard.mark(text)
+
+    def encode_marked(self, text: str) -> list[int]:
+        """What `render_marked` gave, or the beginning of it, to ids."""
+        return self._guard.encode_marked(text)
 
     @property
     def _chat(self) -> ChatFormat:

@@ -79,20 +79,20 @@ def _magnitude(value: Any) -> int:
     return max(1, abs(value)) if isinstance(value, int) else weigh(value)
 
 
+def _budget(method: str, first: nodes.Expr, *rest: nodes.Expr, line: int) -> nodes.Filter:
+    """A call of the environment's. A filter is the cheapest one; the space keeps its name out of a template's reach."""
+    call = nodes.Filter(first, f"budget {method}", list(rest), [], None, None)
+    call.set_lineno(line)
+    return call
+
+
 class _Instrument(NodeTransformer):
     """Compile the counting into the template's syntax tree."""
-
-    @staticmethod
-    def _call(method: str, first: nodes.Expr, *rest: nodes.Expr, line: int) -> nodes.Filter:
-        """A filter is the cheapest call there is; the space keeps its name out of a template's reach."""
-        call = nodes.Filter(first, f"budget {method}", list(rest), [], None, None)
-        call.set_lineno(line)
-        return call
 
     def _counted(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         written = sum(len(part.data) for part in node.find_all(nodes.TemplateData))
-        tick = self._call("tick", nodes.Const(written), line=node.lineno)
+        tick = _budget("tick", nodes.Const(written), line=node.lineno)
         node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
         return node
 
@@ -100,26 +100,27 @@ class _Instrument(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return self._call("join_text", *node.nodes, line=node.lineno)
+        return _budget("join_text", *node.nodes, line=node.lineno)
 
     def _bounded(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         if getattr(node, "ctx", "load") != "load" or all(isinstance(i, nodes.Const) for i in node.items):
             return node
-        return self._call("bounded", node, line=node.lineno)
+        return _budget("bounded", node, line=node.lineno)
 
     visit_List = visit_Tuple = visit_Dict = _bounded
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the assistant wrote; in a prompt it is transparent."""
+    """`{% generation %}` marks what the assistant wrote: the environment's `blocks` stand before and after it."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
+        edges = [nodes.Output([_budget(edge, nodes.Const(""), line=line)]) for edge in ("opening", "closing")]
+        return nodes.Scope([edges[0], *body, edges[1]]).set_lineno(line)
 
 
 class _Namespace(Namespace):
@@ -154,7 +155,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: tuple[str, str] = ("", "")) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -164,11 +165,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             cache_size=0,
         )
         self.steps, self.chars, self.deadline = 0, 0, time.monotonic() + MAX_SECONDS
+        self.blocks = blocks
         self.filters["tojson"] = _tojson
         for name in _UNWANTED:
             del self.filters[name]
         self.filters = {name: self._guarded(name, f) for name, f in self.filters.items()}
-        for method in (self.tick, self.bounded, self.join_text):
+        for method in (self.tick, self.bounded, self.join_text, self.opening, self.closing):
             self.filters[f"budget {method.__name__}"] = method
         del self.globals["lipsum"]
         self.globals |= {
@@ -204,6 +206,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def join_text(self, *parts: Any) -> str:
         self.bounded(parts)
         return "".join(map(str, parts))
+
+    def opening(self, value: str) -> str:
+        return self.blocks[0]
+
+    def closing(self, value: str) -> str:
+        return self.blocks[1]
 
     def _collect(self, value: Any) -> Any:
         """An iterator as a list: what it yields can be weighed only once it is there."""

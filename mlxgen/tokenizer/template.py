@@ -33,10 +33,12 @@ class SafeTemplate:
                 f"`{where}` must be a Jinja template that can be compiled, but: {_one_line(error)}"
             ) from None
 
-    def render(self, variables: Mapping[str, Any]) -> str:
-        """Errors: RequestError with the template's own words, or if the conversation does not suit it;
+    def render(self, variables: Mapping[str, Any], blocks: tuple[str, str] = ("", "")) -> str:
+        """`blocks`: what to write before and after each `{% generation %}` block.
+
+        Errors: RequestError with the template's own words, or if the conversation does not suit it;
         TokenizerError if it leaves the sandbox or the budget."""
-        environment = TemplateEnvironment()
+        environment = TemplateEnvironment(blocks)
         template = Template.from_code(environment, self._code, environment.make_globals(None))
         try:
             return template.render(variables)

@@ -15,10 +15,11 @@ import mlx.core as mx
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One text to learn from. `learned[i]`: whether the model is taught to produce token i."""
+    """One text to learn from. `learned[i]`: whether the model is taught to produce token i. `name`: where it stands."""
 
     tokens: tuple[int, ...]
     learned: tuple[bool, ...]
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
