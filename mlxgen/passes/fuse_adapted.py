@@ -16,7 +16,7 @@ from mlxgen.passes.low_rank import Factors, LowRank
 
 
 def fuse_adapted(layer: Any) -> None:
-    """Fuse those projections of one decoder layer that only LoRA keeps apart; DoRA knows the lengths of its own rows."""
+    """Fuse those projections of one decoder layer that only LoRA keeps apart; DoRA knows the lengths of its rows."""
     for parent, fused, names, groups in GROUPS:
         module = layer.get(parent)
         if module is None or not all(name in module for name in names) or "fused" not in module.__dict__:
