@@ -51,7 +51,7 @@ class Adapted(nn.Module):
 
     def parts(self, x: mx.array) -> list[mx.array]:
         """Of fused projections: x [T, in] -> for each group [T, its width]."""
-        return mx.split(self(x), self["base"].layout.stops[1:-1], axis=-1)
+        return mx.split(self(x), self["base"].layout.stops[1:-1], axis=-1)  # type: ignore[return-value]
 
     def as_linear(self, x: mx.array) -> mx.array:
         """The output head that is tied to an embedding."""
@@ -85,6 +85,11 @@ def adapted(decoder: nn.Module) -> Iterator[tuple[str, Adapted]]:
     for path, module in decoder.named_modules():
         if isinstance(module, Adapted):
             yield path, module
+
+
+def flat(parameters: Any) -> dict[str, mx.array]:
+    """Parameters by dotted path."""
+    return dict(tree_flatten(parameters))  # type: ignore[arg-type]
 
 
 def share(decoder: nn.Module) -> Shared:
@@ -145,4 +150,4 @@ def learning_rate_scale(decoder: nn.Module) -> dict[str, float]:
         for path, module in adapted(decoder)
         for name, adapter in module["adapters"].items()
     }
-    return {name: ratios.get(name, 1.0) for name, _ in tree_flatten(decoder.trainable_parameters())}
+    return {name: ratios.get(name, 1.0) for name in flat(decoder.trainable_parameters())}

@@ -10,14 +10,15 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
 from mlxgen.checkpoint.names import NameMap
 from mlxgen.checkpoint.save import mlx_arrays, mlx_ops
 from mlxgen.checkpoint.tensor import Tensor
 from mlxgen.config.adapter import AdapterConfig
+from mlxgen.decoder import Decoder
 from mlxgen.errors import ConfigError, ModelError
-from mlxgen.passes.adapted import adapted, set_weights
+from mlxgen.passes.adapted import adapted, flat, set_weights
 from mlxgen.passes.adapter_file import AdapterFile, read_adapter, write_full, write_mlx
 from mlxgen.passes.adapter_names import AdapterNames
 from mlxgen.passes.attach import DEFAULT, finish, put
@@ -44,7 +45,7 @@ class LoadedAdapter:
 
 
 def save_adapter(
-    decoder: nn.Module,
+    decoder: Decoder,
     folder: Path,
     config: AdapterConfig,
     rules: Mapping[str, Any],
@@ -59,7 +60,7 @@ def save_adapter(
     parameters: values to write instead of the decoder's own, by dotted path, such as an average of them.
     Raises ModelError where the disk refuses, ConfigError for what a format can't hold.
     """
-    values = dict(tree_flatten(decoder.trainable_parameters())) | dict(parameters or {})
+    values = flat(decoder.trainable_parameters()) | dict(parameters or {})
     if config.kind == "full":
         if config.format == "peft":
             raise ConfigError("`adapter.format` must be mlx for adapter.kind=full: PEFT has no form for it.")
@@ -182,7 +183,7 @@ def _check(file: AdapterFile, modules: Mapping[str, Factors], shapes: Mapping[st
 
 
 def _replace(decoder: nn.Module, file: AdapterFile, rules: Mapping[str, Any]) -> None:
-    shapes = {name: value.shape for name, value in tree_flatten(decoder.parameters())}
+    shapes = {name: value.shape for name, value in flat(decoder.parameters()).items()}
     names = NameMap(rules["rename"], rules["aliases"])
     tensors = {names.ours(n): Tensor(shape=a.shape, load=_giving(a)) for n, a in file.weights.items()}
     for op in mlx_ops(rules):
@@ -194,7 +195,7 @@ def _replace(decoder: nn.Module, file: AdapterFile, rules: Mapping[str, Any]) ->
                 f"the adapter in {file.folder} is for another model, or for plain weights (model.dequantize=true): "
                 f"it has {name} {tensor.shape}, but this model has {have}."
             )
-    kept = {name: value.dtype for name, value in tree_flatten(decoder.parameters())}
+    kept = {name: value.dtype for name, value in flat(decoder.parameters()).items()}
     decoder.update(tree_unflatten([(n, t.load().astype(kept[n])) for n, t in tensors.items()]))
     mx.eval(decoder.parameters())
 

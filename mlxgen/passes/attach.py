@@ -8,11 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
 from mlxgen.config.adapter import AdapterConfig
+from mlxgen.decoder import Decoder
 from mlxgen.errors import ConfigError
-from mlxgen.passes.adapted import Adapted, adapted, share
+from mlxgen.passes.adapted import Adapted, adapted, flat, share
 from mlxgen.passes.low_rank import Factors, initial_factors, weight_shape
 from mlxgen.passes.targets import adaptable, chosen, layer_of
 
@@ -30,7 +31,7 @@ class Attached:
     total: int
 
 
-def attach(decoder: nn.Module, config: AdapterConfig, *, key: mx.array, name: str = DEFAULT) -> Attached:
+def attach(decoder: Decoder, config: AdapterConfig, *, key: mx.array, name: str = DEFAULT) -> Attached:
     """Freeze a decoder but for what `config` trains; put the modules in place that this takes.
 
     Before its first step the decoder computes what it did before, bit for bit. `decoder.trainable_parameters()` are
@@ -45,8 +46,8 @@ def attach(decoder: nn.Module, config: AdapterConfig, *, key: mx.array, name: st
         paths = _go_on(decoder, config, loaded, name)
     else:
         paths = _full(decoder, config) if config.kind == "full" else _low_rank(decoder, config, key, name)
-    parts = tree_flatten(decoder.trainable_parameters()), tree_flatten(decoder.parameters())
-    trained, total = (sum(value.size for _, value in part) for part in parts)
+    parts = flat(decoder.trainable_parameters()), flat(decoder.parameters())
+    trained, total = (sum(value.size for value in part.values()) for part in parts)
     return Attached(paths=tuple(paths), trained=trained, total=total)
 
 
@@ -60,7 +61,7 @@ def _go_on(decoder: nn.Module, config: AdapterConfig, paths: list[str], name: st
     return paths
 
 
-def _low_rank(decoder: nn.Module, config: AdapterConfig, key: mx.array, name: str) -> list[str]:
+def _low_rank(decoder: Decoder, config: AdapterConfig, key: mx.array, name: str) -> list[str]:
     modules = adaptable(decoder)
     paths = chosen(list(modules), config.patterns, config.layers, len(decoder.layers))
     for path in paths:
@@ -113,8 +114,8 @@ def find(decoder: nn.Module, path: str) -> Any:
     return module
 
 
-def _full(decoder: nn.Module, config: AdapterConfig) -> list[str]:
-    names = [name for name, _ in tree_flatten(decoder.parameters())]
+def _full(decoder: Decoder, config: AdapterConfig) -> list[str]:
+    names = list(flat(decoder.parameters()))
     packed = next((name for name in names if name.endswith(".scales")), None)
     if packed is not None:
         raise ConfigError(

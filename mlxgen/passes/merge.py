@@ -95,9 +95,9 @@ def _merged(path: str, module: Adapted, packed: str) -> tuple[nn.Module, Merged]
         made = now - old
         sizes = mx.stack([change.square().sum(), (made - change).square().sum(), (made * change).sum()])
         mx.eval(*piece, sizes)
-        wanted, missed, shared = (a + b for a, b in zip((wanted, missed, shared), sizes.tolist(), strict=True))
+        wanted, missed, shared = (a + b for a, b in zip((wanted, missed, shared), sizes.tolist(), strict=True))  # type: ignore[arg-type]
         pieces.append(piece)
-    arrays = [mx.concatenate(parts) for parts in zip(*pieces, strict=True)]
+    arrays = [mx.concatenate(list(parts)) for parts in zip(*pieces, strict=True)]
     new = base if len(arrays) > 1 or not quantized else _plain_module(base)
     for name, array in zip(("weight", "scales", "biases"), arrays, strict=False):
         new[name] = array
