@@ -19,8 +19,9 @@ from mlxgen.completion import Chunk, Completion
 from mlxgen.config import RULES, Config, load_config, read_file
 from mlxgen.engine import Engine, Parts, Request, TokenSequence
 from mlxgen.errors import ConfigError, RequestError, did_you_mean
+from mlxgen.fit import Estimate, check_fits, open_scheduler
 from mlxgen.guiding import Guides, rule_of
-from mlxgen.loading import load
+from mlxgen.loading import Described, load
 from mlxgen.prompting import Prompt, encode_prompt, goes_on
 from mlxgen.protocols import Tokenizer
 from mlxgen.reusing import STRIDE, open_store
@@ -62,7 +63,10 @@ class Pipeline:
         check_speculation(config)
         if (rule := rule_of(config)) is not None:
             rule.check()
-        self._loaded = loaded = load(config.model, config.architecture, config.config_dirs, config.adapter)
+        self._planned: Estimate | None = None
+        self._loaded = loaded = load(
+            config.model, config.architecture, config.config_dirs, config.adapter, check=self._check_fits
+        )
         self.decoder = loaded.decoder
         self.tokenizer: Tokenizer = open_tokenizer(loaded.checkpoint, config.tokenizer)
         self._generation_config = loaded.checkpoint.generation_config
@@ -81,7 +85,12 @@ class Pipeline:
             candidates=candidates,
             select=open_selection(loaded),
         )
-        self.engine = Engine(self.decoder, parts, store=self._store)
+        scheduler = open_scheduler(config, self.decoder, self._policy, self._planned)
+        self.engine = Engine(self.decoder, parts, scheduler, store=self._store)
+
+    def _check_fits(self, described: Described) -> None:
+        sampler = self.sampler(Settings(config=self.config)).seeded()
+        self._planned = check_fits(described, self.config, self._policy, sampler)
 
     @property
     def spec(self) -> DecoderSpec:
@@ -248,15 +257,18 @@ class Pipeline:
         texts = Texts(tokenizer=self.tokenizer, stop=stop, continues=continues or first.guide is not None)
         requests = [first] if first.beams > 1 else several(first, config.n)
         sequences = [sequence or self.new_sequence(settings), *(self.new_sequence(settings) for _ in requests[1:])]
+        for own in sequences[sequence is not None :]:
+            own.disposable = self._store is None and first.beams == 1
         return Answers(self.engine, requests, sequences, texts)
 
     def _request(self, ids: Sequence[int], settings: Settings) -> Request:
-        config, context = settings.config, self.spec.context
+        config = settings.config
+        context = min(filter(None, (self.spec.context, config.context)), default=None)
         room = config.max_tokens
         if context is not None:
             if len(ids) > context:
                 raise RequestError(
-                    f"`prompt` must fit into the model's context of {context} tokens, but has {len(ids)}; shorten it."
+                    f"`prompt` must fit into a context of {context} tokens, but has {len(ids)}; shorten it."
                 )
             room = min(room, context - len(ids))
         wanted, top = config.logprobs or config.top_logprobs > 0, min(config.top_logprobs, self.spec.vocab_size)

@@ -91,7 +91,7 @@ class Batch:
     def _give_back(self) -> None:
         if self._rows is not None:
             for row, sequence in enumerate(self._order):
-                sequence.caches = [cache.take(row) for cache in self._caches]
+                sequence.caches = [] if sequence.ended else [cache.take(row) for cache in self._caches]
             mx.eval([cache.state for sequence in self._order for cache in sequence.caches])
         self._caches, self._rows, self._order = [], None, []
 
@@ -114,7 +114,7 @@ class Batch:
     def _remove(self, sequence: TokenSequence) -> None:
         """The last row takes the place of the one that leaves."""
         row, last = self._order.index(sequence), len(self._order) - 1
-        sequence.caches = [cache.take(row) for cache in self._caches]
+        sequence.caches = [] if sequence.ended else [cache.take(row) for cache in self._caches]
         moved = [cache.take(last) for cache in self._caches] if row != last else []
         # Nobody may be reading the rows any more when one is written in place.
         mx.eval([cache.state for cache in [*sequence.caches, *moved]])

@@ -102,11 +102,14 @@ class Engine:
 
     def finish(self, generation: Generation, reason: Finish, error: Exception | None = None) -> None:
         """Take a request out, and bring its sequence to the tokens that it has given out."""
+        sequence = generation.sequence
+        sequence.end()
         for lane in self._lanes.values():
             lane.leave([generation])
         self.scheduler.remove(generation)
         generation.finish, generation.error = reason, error
-        sequence = generation.sequence
+        if sequence.ended:
+            sequence.reset()
         if not sequence.caches or not sequence.caches[0].offset:
             return
         if error is not None:

@@ -78,6 +78,8 @@ class Lane:
         finished = [g for g, value, extra in given if g.search is None and self._give(g, value, extra)]
         keep = [i for i, g in enumerate(step.rows) if g not in finished]
         self._step = (ahead or step).only(keep)
+        for generation in finished:
+            generation.sequence.end()
         if finished:  # their caches are their own again
             self._batch.change([s for s in self._batch.sequences if s not in [g.sequence for g in finished]])
             self._steady = False

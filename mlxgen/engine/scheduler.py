@@ -6,7 +6,7 @@ decode, so a long prompt stalls nobody for longer than one chunk. Higher priorit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mlxgen.engine.request import Generation
@@ -17,10 +17,11 @@ from mlxgen.errors import FitError
 class Scheduler:
     """`budget_bytes` bounds what the caches of all admitted requests may come to hold; `max_rows` how many they are.
 
-    cost: bytes that a request's caches hold when it is complete.
+    cost: bytes that the caches of these requests hold together when they are complete; a request that needs several
+    rows is there as often.
     """
 
-    cost: Callable[[Generation], int] = lambda generation: 0
+    cost: Callable[[Sequence[Generation]], int] = lambda generations: 0
     budget_bytes: int | None = None
     max_rows: int = 64
     waiting: list[Generation] = field(default_factory=list)
@@ -29,7 +30,7 @@ class Scheduler:
 
     def add(self, generation: Generation) -> None:
         """Queue a request. Raises FitError if it could never be admitted."""
-        need = self._need(generation)
+        need = self._need([generation])
         if generation.request.beams > self.max_rows:
             raise FitError(
                 f"`beams` must be at most {self.max_rows}, the rows of a batch, but is {generation.request.beams}."
@@ -91,12 +92,11 @@ class Scheduler:
         together = [*admitted, candidate]
         if sum(generation.request.beams for generation in together) > self.max_rows:
             return False
-        return self.budget_bytes is None or sum(map(self._need, together)) <= self.budget_bytes
+        return self.budget_bytes is None or self._need(together) <= self.budget_bytes
 
-    def _need(self, generation: Generation) -> int:
+    def _need(self, generations: Sequence[Generation]) -> int:
         """Each beam has its own caches, and the prompt's are kept to copy from."""
-        beams = generation.request.beams
-        return self.cost(generation) * (1 if beams == 1 else beams + 1)
+        return self.cost([g for g in generations for _ in range(g.request.beams + (g.request.beams > 1))])
 
 
 def _rank(generation: Generation) -> tuple[int, int]:

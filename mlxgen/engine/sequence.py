@@ -32,6 +32,8 @@ class TokenSequence:
     ):
         self._new_caches = new_caches
         self.kind, self.stride, self.variant = kind, stride, variant
+        self.disposable = False  # whether nobody goes on from it, so that it need not outlive its request
+        self.ended = False
         self.long = False  # whether it was computed as a sequence beyond its rope's change of regime
         self.caches = new_caches()
         self.tokens: list[int] = []
@@ -122,6 +124,10 @@ class TokenSequence:
         """After a chunk of a prompt of `total` tokens."""
         if self.stride and (len(self.tokens) % self.stride == 0 or len(self.tokens) == total - 1):
             self.mark()
+
+    def end(self) -> None:
+        """Its request is over. What a batch holds of it need not be copied out, if it is disposable."""
+        self.ended = self.disposable
 
     def compact(self) -> None:
         """Hold the caches in arrays of their own that are just as large as needed."""

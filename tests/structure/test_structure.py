@@ -28,6 +28,7 @@ RANKS = {
         "answering",
         "batching",
         "reusing",
+        "fit",
         "speculating",
         "testing",
         "__init__",

@@ -85,7 +85,7 @@ BAD = [
     (b'{"prompt": "a", "tempratur": 1}', "Did you mean `temperature`?"),
     (b'{"prompt": "a", "max_tokens": "many"}', "`max_tokens` must be an integer"),
     (b'{"prompt": "a", "json_schema": {"type": "nothing"}}', "json_schema"),
-    (b'{"tokens": [' + b", ".join([b"5"] * 600) + b"]}", "must fit into the model's context"),
+    (b'{"tokens": [' + b", ".join([b"5"] * 600) + b"]}", "must fit into a context"),
     (b'{"prompt": "\\ud800"}', ""),
 ]
 
@@ -121,9 +121,9 @@ def test_what_can_not_be_is_said_before_the_model_is_loaded(cli, tmp_path, capsy
     used = tmp_path / "used.jsonl"
     used.write_text("precious")
     for words, message in [
-        ([], "`task.prompts` must be given"),
+        ([], "`prompts` must be given"),
         (["prompts=/no/such.jsonl"], "`prompts` must be a file"),
-        ([f"prompts={tmp_path}", f"out={tmp_path / 'new'}"], ""),
+        ([f"prompts={tmp_path}", f"out={tmp_path / 'new'}"], "`prompts` must be a file"),
         ([f"prompts={here}", f"out={used}"], "exists; add resume=true or overwrite=true"),
         ([f"prompts={here}", f"out={used}", "resume=true"], "line 1 is none"),
         ([f"prompts={here}", f"out={here}", "overwrite=true"], "must be another file"),

@@ -74,7 +74,7 @@ def test_an_unknown_command_is_not_said_to_the_model(chat):
 def test_a_turn_that_is_too_long_leaves_the_conversation_as_it_was(chat):
     ran, answers = chat(f"Hi\n{'very long ' * 300}\nAnd then?\n")
     assert ran.code == 2  # a script is told
-    assert re.fullmatch(r"mlxgen: `prompt` must fit into the model's context of 512 tokens, but has \d+; .*\n", ran.err)
+    assert re.fullmatch(r"mlxgen: `prompt` must fit into a context of 512 tokens, but has \d+; .*\n", ran.err)
     assert [a["text"] for a in answers] == [a["text"] for a in chat("Hi\nAnd then?\n")[1]]
 
 

@@ -145,7 +145,7 @@ def test_an_answer_ends_with_the_context(tmp_path):
     pipe = mlxgen.load(f"model={write_tiny(tmp_path, max_position_embeddings=24)}", "max_tokens=100", "raw=true")
     answer = pipe.generate([70, 71, 72], logit_bias={1: -math.inf, 3: -math.inf})
     assert (answer.finish_reason, answer.prompt_tokens + answer.completion_tokens) == ("length", 24)
-    with pytest.raises(mlxgen.RequestError, match="must fit into the model's context of 24 tokens, but has 25"):
+    with pytest.raises(mlxgen.RequestError, match="must fit into a context of 24 tokens, but has 25"):
         pipe.generate([70] * 25)
 
 
