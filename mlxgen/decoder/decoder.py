@@ -19,6 +19,7 @@ from mlxgen.decoder.gemma3n import AltUpLayer, Streams
 from mlxgen.decoder.layer import DecoderLayer
 from mlxgen.decoder.layer_inputs import LayerInputs
 from mlxgen.decoder.norm import build_norm
+from mlxgen.decoder.segments import packed
 from mlxgen.decoder.shared_keys import SharedKeys
 from mlxgen.decoder.uncached import Uncached
 from mlxgen.protocols import LayerCache
@@ -53,13 +54,22 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(tokens, caches, length=length))
 
     def hidden(
-        self, tokens: mx.array, caches: Sequence[LayerCache] | None = None, *, length: int | None = None
+        self,
+        tokens: mx.array,
+        caches: Sequence[LayerCache] | None = None,
+        *,
+        length: int | None = None,
+        segments: mx.array | None = None,
     ) -> mx.array:
         """tokens [B, L] -> hidden states after the last norm [B, L, hidden].
 
         `length`: how long the sequence is that these tokens belong to, where more of it is still to come; a few
         ropes rotate all positions of a long sequence differently.
+        `segments` [B, L]: which of several texts of its row each token belongs to; they do not see each other.
         """
+        if segments is not None:
+            caches, length = packed(self.layers, segments)
+            return self.hidden(tokens.reshape(-1, 1), caches, length=length).reshape(*tokens.shape, -1)
         if caches is None:
             caches = [Uncached(layer.window, layer.chunk) for layer in self.layers]
         spec, (B, L) = self.spec, tokens.shape

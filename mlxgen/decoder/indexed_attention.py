@@ -18,6 +18,7 @@ from mlxgen.blueprint.special import IndexedAttentionSpec
 from mlxgen.decoder.attention import split_heads
 from mlxgen.decoder.latent_attention import LatentAttention
 from mlxgen.decoder.rope import Rope
+from mlxgen.errors import ConfigError
 from mlxgen.protocols import LayerCache
 
 
@@ -48,6 +49,8 @@ class Indexer(nn.Module):
         seen, top_k = keys.shape[2], self.spec.index_top_k
         if seen <= top_k:
             return mask
+        if keys.shape[0] != B:
+            raise ConfigError(f"`data.packing` must be false with this model for texts of more than {top_k} tokens.")
         scores = mx.maximum(q.astype(mx.float32) @ keys.astype(mx.float32).swapaxes(-1, -2), 0)
         weights = split_heads(self.weights_proj(x).astype(mx.float32), B, 1)  # [B, H, L, 1]
         scores = (scores * weights).sum(axis=1, keepdims=True)  # constant factors do not change the order

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from mlxgen.blueprint.mixers import attention_of
 from mlxgen.blueprint.spec import AttentionSpec, LayerSpec
+from mlxgen.decoder.segments import Packed
 from mlxgen.protocols import LayerCache
 
 
@@ -21,6 +22,10 @@ class SharedKeys:
     def __call__(self, caches: Sequence[LayerCache]) -> Sequence[Any]:
         """The caches of one pass: the lenders' remember what their layer attended over, the borrowers' give that."""
         if not self._lenders:
+            return caches
+        if isinstance(caches[0], Packed):
+            for i, lender in self._lenders.items():
+                caches[i].lender, caches[lender].lends = caches[lender], True
             return caches
         lenders, lent = self._lenders, {i: Lent(caches[i]) for i in self._lenders.values()}
         return [Borrowed(lent[lenders[i]], c) if i in lenders else lent.get(i, c) for i, c in enumerate(caches)]

@@ -16,12 +16,13 @@ from mlxgen.decoder.attention import merge_heads, split_heads
 from mlxgen.decoder.recurrent.causal_conv import CausalConv
 from mlxgen.decoder.recurrent.delta_rule import delta_rule
 from mlxgen.decoder.recurrent.gated_norm import GatedNorm
+from mlxgen.decoder.recurrent.mixer import RecurrentMixer
 from mlxgen.protocols import StateCache
 
 _L2_EPSILON = 1e-6  # the reference code's, for queries and keys
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(RecurrentMixer):
     """project -> convolve -> gated delta rule -> norm and gate -> project.
 
     `passes.fuse_projections` may replace the projections that read the layer's input by one in_proj.
@@ -53,7 +54,7 @@ class GatedDeltaNet(nn.Module):
         self._q_scale, self._k_scale = (mx.full((spec.k_dim,), spec.k_dim**power) for power in (-1.0, -0.5))
         self.fused = False
 
-    def __call__(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
+    def mix(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
         spec, T = self.spec, x.shape[0]
         qkv, gate, beta, decay = self._project(x)

@@ -14,10 +14,11 @@ from mlxgen.blueprint.spec import LightningAttentionSpec
 from mlxgen.decoder.activation import silu
 from mlxgen.decoder.recurrent.decaying_attention import decaying_attention
 from mlxgen.decoder.recurrent.gated_norm import GatedNorm
+from mlxgen.decoder.recurrent.mixer import RecurrentMixer
 from mlxgen.protocols import StateCache
 
 
-class LightningAttention(nn.Module):
+class LightningAttention(RecurrentMixer):
     """project -> attend with decay -> norm and gate -> project. Rows of qkv_proj: q, k, v head by head."""
 
     def __init__(self, spec: LightningAttentionSpec, hidden_size: int):
@@ -29,7 +30,7 @@ class LightningAttention(nn.Module):
         self.norm = GatedNorm(spec.norm, width, activation="sigmoid")
         self.out_proj = nn.Linear(width, hidden_size, bias=False)
 
-    def __call__(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
+    def mix(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
         spec, T = self.spec, x.shape[0]
         H, D, L = spec.num_heads, spec.head_dim, T // batch

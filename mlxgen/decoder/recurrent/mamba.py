@@ -15,10 +15,11 @@ from mlxgen.decoder.activation import silu, softplus
 from mlxgen.decoder.norm import build_norm
 from mlxgen.decoder.recurrent.causal_conv import CausalConv
 from mlxgen.decoder.recurrent.linear_scan import CHUNK, linear_scan
+from mlxgen.decoder.recurrent.mixer import RecurrentMixer
 from mlxgen.protocols import StateCache
 
 
-class Mamba(nn.Module):
+class Mamba(RecurrentMixer):
     """project -> convolve -> selective scan -> gate -> project."""
 
     def __init__(self, spec: MambaSpec, hidden_size: int):
@@ -35,7 +36,7 @@ class Mamba(nn.Module):
         self.D = mx.zeros((spec.width,))
         self.out_proj = nn.Linear(spec.width, hidden_size, bias=spec.bias)
 
-    def __call__(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
+    def mix(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
         spec, T = self.spec, x.shape[0]
         inputs, gate = mx.split(self["in_proj"](x), 2, axis=-1)

@@ -15,10 +15,11 @@ from mlxgen.decoder.activation import silu, softplus
 from mlxgen.decoder.recurrent.causal_conv import CausalConv
 from mlxgen.decoder.recurrent.decaying_attention import decaying_attention
 from mlxgen.decoder.recurrent.gated_norm import GatedNorm
+from mlxgen.decoder.recurrent.mixer import RecurrentMixer
 from mlxgen.protocols import StateCache
 
 
-class Mamba2(nn.Module):
+class Mamba2(RecurrentMixer):
     """project -> convolve -> recurrence -> gate and norm -> project."""
 
     def __init__(self, spec: Mamba2Spec, hidden_size: int):
@@ -33,7 +34,7 @@ class Mamba2(nn.Module):
             self.norm = GatedNorm(spec.norm, self.width, groups=spec.num_groups, gate_first=spec.gate_first)
         self.out_proj = nn.Linear(self.width, hidden_size, bias=spec.out_bias)
 
-    def __call__(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
+    def mix(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
         spec, T = self.spec, x.shape[0]
         G, R = spec.num_groups, spec.num_heads // spec.num_groups

@@ -14,12 +14,13 @@ from mlxgen.blueprint.spec import RgLruSpec
 from mlxgen.decoder.activation import build_activation, softplus
 from mlxgen.decoder.recurrent.causal_conv import CausalConv
 from mlxgen.decoder.recurrent.linear_scan import linear_scan
+from mlxgen.decoder.recurrent.mixer import RecurrentMixer
 from mlxgen.protocols import StateCache
 
 _SHARPNESS = 8.0  # the paper's constant c
 
 
-class RgLru(nn.Module):
+class RgLru(RecurrentMixer):
     """out(act(y) * recurrence(conv(x))), with x and y projected from the layer's input."""
 
     def __init__(self, spec: RgLruSpec, hidden_size: int):
@@ -31,7 +32,7 @@ class RgLru(nn.Module):
         self.linear_out = nn.Linear(spec.width, hidden_size)
         self.activation = build_activation(spec.activation)
 
-    def __call__(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
+    def mix(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
         T = x.shape[0]
         beside = self.activation(self["linear_y"](x))

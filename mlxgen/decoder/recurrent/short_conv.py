@@ -12,10 +12,11 @@ import mlx.nn as nn
 
 from mlxgen.blueprint.spec import ShortConvSpec
 from mlxgen.decoder.recurrent.causal_conv import CausalConv
+from mlxgen.decoder.recurrent.mixer import RecurrentMixer
 from mlxgen.protocols import StateCache
 
 
-class ShortConv(nn.Module):
+class ShortConv(RecurrentMixer):
     """out(C * conv(B * x)), with B, C and x projected from the layer's input."""
 
     def __init__(self, spec: ShortConvSpec, hidden_size: int):
@@ -24,7 +25,7 @@ class ShortConv(nn.Module):
         self.conv1d = CausalConv(hidden_size, spec.conv_width, spec.bias)
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=spec.bias)
 
-    def __call__(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
+    def mix(self, x: mx.array, batch: int, cache: StateCache, mask: Any, length: int) -> mx.array:
         """x [T, hidden] -> [T, hidden]."""
         T = x.shape[0]
         B, C, inputs = mx.split(self["in_proj"](x), 3, axis=-1)
