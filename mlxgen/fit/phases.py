@@ -73,7 +73,12 @@ class Phases:
             hidden = decoder.hidden(fresh, caches, length=tokens)
             return [pick(decoder.logits(hidden[:, -1:])[:, -1]), *_arrays(caches)]
 
-        return self._peak(run, mx.zeros((1, tokens - done), mx.int32))
+        # How large a cache has grown depends on where the chunks were cut: here it may be smaller than it can be.
+        grown = self._caches(done, chunk)
+        for cache, shapes in zip(grown, self._shapes, strict=True):
+            _fill(cache, shapes, tokens - done, chunk)
+        short = self.own_bytes(tokens, chunk) - sum(cache.nbytes for cache in grown)
+        return self._peak(run, mx.zeros((1, tokens - done), mx.int32)) + max(short, 0)
 
     def decode(self, rows: int, tokens: int, pick: Pick) -> int:
         """The peak of steps of so many rows, their caches included: two, as one runs ahead of the other."""
