@@ -57,12 +57,7 @@ class LoadedModel:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """End-of-sequence ids: the union of what config.json and generation_config.json name."""
-        ids: set[int] = set()
-        for config in (self.checkpoint.config, self.checkpoint.generation_config):
-            named = config.get("eos_token_id")
-            ids |= {named} if isinstance(named, int) else set(named or ())
-        return frozenset(ids)
+        return eos_ids_of(self.checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +163,15 @@ def _with_adapters(loaded: LoadedModel, config: AdapterConfig, *, fuse: bool) ->
         fuse_adapted(layer)
         mx.eval(layer.parameters())
     return replace(loaded, adapters=adapters, merged=config.merge)
+
+
+def eos_ids_of(checkpoint: Checkpoint) -> frozenset[int]:
+    """End-of-sequence ids: the union of what config.json and generation_config.json name."""
+    ids: set[int] = set()
+    for config in (checkpoint.config, checkpoint.generation_config):
+        named = config.get("eos_token_id")
+        ids |= {named} if isinstance(named, int) else set(named or ())
+    return frozenset(ids)
 
 
 def open_source(model: ModelConfig) -> Checkpoint:

@@ -64,6 +64,15 @@ class Batches:
         epoch, number = divmod(step, len(self))
         return self._batch(self._order(epoch)[number])
 
+    def padding(self) -> float:
+        """The share of an epoch's positions that hold no token."""
+        cells = sum(self._shape(rows)[0] * self._shape(rows)[1] for rows in self._order(0))
+        return 1 - sum(self._lengths) / cells
+
+    def _shape(self, rows: Sequence[Row]) -> tuple[int, int]:
+        longest = padded(max(sum(self._lengths[i] for i in row) for row in rows))
+        return len(rows), longest if self._width is None else min(longest, self._width)
+
     def _order_of_epoch(self, epoch: int) -> list[list[Row]]:
         rows = self._rows or [(number,) for number in range(len(self._examples))]
         order = np.arange(len(rows))
@@ -82,8 +91,7 @@ class Batches:
         return [list(rows[i : i + self._batch_size]) for i in range(0, len(rows), self._batch_size)]
 
     def _batch(self, rows: Sequence[Row]) -> Batch:
-        used = [sum(self._lengths[i] for i in row) for row in rows]
-        shape = len(rows), min(padded(max(used)), self._width or padded(max(used)))
+        shape = self._shape(rows)
         inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         weights, segments = np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
         for r, row in enumerate(rows):
@@ -101,7 +109,7 @@ class Batches:
             targets=mx.array(targets),
             weights=mx.array(weights),
             segments=None if self._rows is None else mx.array(segments),
-            num_tokens=sum(used),
+            num_tokens=sum(self._lengths[i] for row in rows for i in row),
             names=tuple(", ".join(filter(None, row)) for row in names),
         )
 

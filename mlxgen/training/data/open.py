@@ -18,8 +18,6 @@ from mlxgen.training.data.report import DataReport, SourceReport, numbers_of
 from mlxgen.training.data.rows import SPLITS, Row, open_rows
 from mlxgen.training.data.shapes import detect, read, unknown
 
-_CONTEXT = 2048  # where the model does not say how much it takes
-
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
@@ -61,6 +59,16 @@ def open_data(
         eos_ids=frozenset(tokenizer.eos_ids) | frozenset(eos_ids),
         template_args=template_args or {},
     )
+    data = _mixed(config, encoder, seed)
+    for split in needs:
+        if not getattr(data, split):
+            why = _why(data.report.sources)
+            raise DataError(f"`data.path` must give an example for {split}, but none is left.{why}")
+    return data
+
+
+def _mixed(config: DataConfig, encoder: Encoder, seed: int) -> Data:
+    """All sources, each as often as its weight says."""
     parts: dict[str, list[Example]] = {split: [] for split in SPLITS}
     reports, split_off = [], False
     for name, source in config.sources.items():
@@ -73,9 +81,6 @@ def open_data(
             found["train"] = _times(found["train"], config.weights.get(name, 1.0), seed)
         for split, examples in found.items():
             parts[split] += examples
-    for split in needs:
-        if not parts[split]:
-            raise DataError(f"`data.path` must give an example to {split} on, but does not. {_why(reports)}")
     return Data(
         **{split: tuple(examples) for split, examples in parts.items()},
         report=DataReport(
@@ -90,8 +95,8 @@ def _max_length(config: DataConfig, context: int | None) -> int:
     """The configured one if the model takes it; the default gives way to a shorter context."""
     if context is None or config.max_length <= context:
         return config.max_length
-    require(config.max_length == DataConfig.max_length, "data.max_length", f"at most {context}, the model's context",
-            config.max_length)  # fmt: skip
+    rule = f"at most {context}, the model's context"
+    require(config.max_length == DataConfig.max_length, "data.max_length", rule, config.max_length)
     return context
 
 
@@ -184,4 +189,4 @@ def _generator(what: str, seed: int) -> np.random.Generator:
 
 def _why(reports: Sequence[SourceReport]) -> str:
     dropped = [f"{n} × {what}" for report in reports for what, n in report.dropped.counts.items()]
-    return f"Left out: {'; '.join(dropped)}." if dropped else ""
+    return f" Left out: {'; '.join(dropped)}." if dropped else ""
