@@ -85,7 +85,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 place = f"{path.name} line {number}"
-                yield Row(place=place, value=_parsed(line, place))
+                yield Row(place=place, value=_parsed(line.strip(), place))
 
 
 def _json(path: Path) -> Iterator[Row]:
