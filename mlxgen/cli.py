@@ -129,6 +129,9 @@ def run(words: Sequence[str], config_dir: Path | None = None, *, multirun: bool 
     combinations = sweep(words, config_dir) if multirun else [(list(words), ())]
     configs = [load_config(each, config_dir=config_dir, variant=variant) for each, variant in combinations]
     tasks = [check_parts(config) for config in configs]
+    for task, config in zip(tasks, configs, strict=True):
+        if hasattr(task, "check"):
+            task.check(config)
     codes = []
     for task, config in zip(tasks, with_prompts(tasks, configs), strict=True):
         if config.variant:
@@ -161,10 +164,7 @@ def check_parts(config: Config) -> Task:
     build(config.cache, "cache", config.trust)
     Sampler.from_config(config.model.sampling, path="model.sampling")
     Sampler.from_config(config.sampler, build=lambda node, path: build(node, path, config.trust))
-    task = build(config.task, "task", config.trust)
-    if hasattr(task, "check"):
-        task.check(config)
-    return task
+    return build(config.task, "task", config.trust)
 
 
 def with_prompts(tasks: Sequence[Task], configs: Sequence[Config]) -> list[Config]:
