@@ -7,6 +7,7 @@ templates do that leave out earlier thoughts, every answer becomes an example of
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,11 +147,11 @@ class _Page:
         return at if at >= 0 and whole.startswith(text[:at]) else None
 
     def encode(self, text: str, spans: Sequence[Span]) -> Encoded:
-        ids = self._tokenizer.encode_marked(text)
+        ids, ends_at = self._tokenizer.encode_aligned(text)
         learned = [False] * len(ids)
         ended = True
         for start, stop in spans:
-            first, last = self._index(text, start, ids), self._index(text, stop, ids)
+            first, last = (self._index(text, at, ids, ends_at) for at in (start, stop))
             ends = [at for at in range(first, last) if ids[at] in self._eos_ids]
             if not ends and last < len(ids) and ids[last] in self._eos_ids:
                 ends = [last]  # a generation block that leaves the end of the turn out
@@ -158,10 +159,12 @@ class _Page:
             learned[first:last] = [True] * (last - first)
         return Encoded(tokens=ids, learned=learned, ended=ended)
 
-    def _index(self, text: str, at: int, ids: Sequence[int]) -> int:
+    def _index(self, text: str, at: int, ids: Sequence[int], ends_at: Sequence[int] | None) -> int:
         """How many tokens stand before a character. A token that reaches over it counts to what follows."""
         if at >= len(text):
             return len(ids)
+        if ends_at is not None:
+            return bisect_right(ends_at, at)
         before = self._tokenizer.encode_marked(text[:at])
         return len(before) if ids[: len(before)] == before else _common(before, ids)
 

@@ -188,6 +188,10 @@ class FastTokenizer:
         """What `render_marked` gave, or the beginning of it, to ids."""
         return self._guard.encode_marked(text)
 
+    def encode_aligned(self, text: str) -> tuple[list[int], list[int] | None]:
+        """The same, and behind which character of the text each token ends, where that is known."""
+        return self._guard.encode_aligned(text)
+
     @property
     def _chat(self) -> ChatFormat:
         if self.chat is None:

@@ -89,9 +89,13 @@ class ControlGuard:
 
     def encode_marked(self, marked: str) -> list[int]:
         """Rendered text: whole control tokens as such, broken ones as text."""
+        return self.encode_aligned(marked)[0]
+
+    def encode_aligned(self, marked: str) -> tuple[list[int], list[int] | None]:
+        """The same, and behind which character each token ends; None where broken control tokens hide that."""
         encoding = self._backend.encode(marked, add_special_tokens=False)
         if self._break not in marked:
-            return encoding.ids
+            return encoding.ids, [end for _, end in encoding.offsets]
         own: list[int] = []
         parts: list[str] = []
         position = 0
@@ -101,7 +105,7 @@ class ControlGuard:
                 own.append(token)
                 position = end
         parts.append(marked[position:])
-        return self._encode_with_twin(self.unmark("".join(parts)), own)
+        return self._encode_with_twin(self.unmark("".join(parts)), own), None
 
     def _encode_with_twin(self, text: str, own: Sequence[int]) -> list[int]:
         encoding = self._twin.encode(text, add_special_tokens=False)

@@ -150,6 +150,27 @@ def _raise_exception(message: str) -> NoReturn:
     raise Refusal(str(message))
 
 
+class _Lazy(dict[str, Callable[..., Any]]):
+    """Filters that are guarded when a template asks for them: it knows fifty and needs three."""
+
+    def __init__(self, guard: Callable[..., Any], filters: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._guard, self._filters = guard, filters
+
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        self[name] = self._guard(name, self._filters[name])
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self._filters
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """One per rendering: it holds that rendering's budget."""
 
@@ -169,7 +190,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         for name in _UNWANTED:
             del self.filters[name]
-        self.filters = {name: self._guarded(name, f) for name, f in self.filters.items()}
+        self.filters = _Lazy(self._guarded, self.filters)
         for method in (self.tick, self.bounded, self.join_text, self.opening, self.closing):
             self.filters[f"budget {method.__name__}"] = method
         del self.globals["lipsum"]
