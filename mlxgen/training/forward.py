@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from mlxgen.decoder.shared_keys import keys_of
@@ -35,7 +36,8 @@ class Forward:
         parts: dict[str, Any] = {}
         if self.neftune:
             assert self.key is not None
-            parts["embed_tokens"] = _Noisy(decoder.embed_tokens, self.neftune, self.key)
+            length = batch.inputs.shape[1] if batch.segments is None else lengths(batch.segments)
+            parts["embed_tokens"] = _Noisy(decoder.embed_tokens, self.neftune, self.key, length)
         if self.recompute:
             parts["layers"] = _recomputed(decoder)
         with _replaced(decoder, parts):
@@ -46,18 +48,27 @@ PLAIN = Forward()
 
 
 class _Noisy:
-    """An embedding whose vectors [B, L, H] get uniform noise of alpha / sqrt(L * H)."""
+    """An embedding whose vectors [B, L, H] get uniform noise of alpha / sqrt(L * H), L the length of their text."""
 
-    def __init__(self, embedding: nn.Module, alpha: float, key: mx.array):
-        self._embedding, self._alpha, self._key = embedding, alpha, key
+    def __init__(self, embedding: nn.Module, alpha: float, key: mx.array, length: int | mx.array):
+        self._embedding, self._key = embedding, key
+        self._size = alpha / length**0.5
 
     def __call__(self, tokens: mx.array) -> mx.array:
         x = self._embedding(tokens)
-        size = self._alpha / (x.shape[-2] * x.shape[-1]) ** 0.5
-        return x + mx.random.uniform(-size, size, x.shape, x.dtype, key=self._key)
+        noise = mx.random.uniform(-1, 1, x.shape, mx.float32, key=self._key)
+        return x + (noise * (self._size / x.shape[-1] ** 0.5)).astype(x.dtype)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._embedding, name)
+
+
+def lengths(segments: mx.array) -> mx.array:
+    """segments [B, L] -> how long the text of each token is, tokens as the decoder takes them then: [B * L, 1, 1]."""
+    ids = np.asarray(segments)
+    texts = ids + (ids.max() + 2) * np.arange(ids.shape[0])[:, None]  # the same number in another row is another text
+    _, text, counts = np.unique(texts.reshape(-1), return_inverse=True, return_counts=True)
+    return mx.array(counts[text].astype(np.float32)[:, None, None])
 
 
 class _Recomputed:

@@ -1,18 +1,22 @@
 """Batches: every example once an epoch, the same for the same seed and step, packed or padded."""
 
+import math
 from collections import Counter
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx.utils import tree_flatten
 
 from mlxgen.errors import ConfigError
 from mlxgen.testing.models import tiny_decoder
 from mlxgen.training.batch import Example
 from mlxgen.training.batches import Batches, pack, padded
-from mlxgen.training.loss import evaluation_loss, total_weight
+from mlxgen.training.forward import Forward
+from mlxgen.training.loss import evaluation_loss, next_token_loss, total_weight
 
 few = settings(max_examples=30, deadline=None)
 LENGTHS = st.lists(st.integers(2, 40), min_size=1, max_size=30)
@@ -124,6 +128,48 @@ def test_packed_and_padded_rows_have_the_same_loss(family, changes):
         weight = sum(map(total_weight, parts))
         losses.append(sum(evaluation_loss(decoder, part).item() for part in parts) / weight)
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3n_text", "mamba"])
+def test_layers_of_packed_rows_computed_again_give_the_same_gradients(family):
+    sharing = dict(
+        num_hidden_layers=4, num_kv_shared_layers=2, head_dim=16, vocab_size_per_layer_input=298,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    decoder = tiny_decoder(family, **(sharing if family == "gemma3n_text" else {}))
+    batch = Batches(examples_of([2, 30, 17, 9]), batch_size=2, packing=True, max_length=40).at(0)
+    kept, again = (
+        dict(tree_flatten(nn.value_and_grad(decoder, next_token_loss)(decoder, batch, Forward(recompute=recompute))[1]))
+        for recompute in (False, True)
+    )
+    for name, gradient in kept.items():
+        assert mx.abs(again[name] - gradient).max().item() <= 1e-5 * (mx.abs(gradient).max().item() + 1), name
+
+
+def test_noise_on_embeddings_of_packed_rows_is_by_the_length_of_each_text():
+    decoder = tiny_decoder()
+    layer = decoder.layers[0]
+    batch = Batches(examples_of([4, 17, 9, 3]), batch_size=2, packing=True, max_length=21, shuffle=False).at(0)
+    seen = []
+
+    class Spy:
+        def __call__(self, x, *args):
+            seen.append(x)
+            return x
+
+        def __getattr__(self, name):
+            return getattr(layer, name)
+
+    decoder["layers"] = [Spy(), Spy()]
+    for forward in (Forward(neftune=5.0, key=mx.random.key(0)), Forward()):
+        forward(decoder, batch)
+    noise = np.abs(np.array(seen[0] - seen[2])).max(-1).reshape(batch.inputs.shape)
+    segments = np.array(batch.segments)
+    for row, marks in enumerate(segments):
+        for number in range(marks.max() + 1):
+            at = marks == number
+            bound = 5.0 / math.sqrt(at.sum() * 64)
+            assert 0.8 * bound < noise[row, at].max() <= bound * 1.0001
 
 
 def test_what_cannot_be_batched_is_an_error():
