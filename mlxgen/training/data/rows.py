@@ -131,7 +131,7 @@ def _parquet_values(path: Path) -> Iterator[Any]:
 def _from_hub(name: str, subset: str | None) -> dict[str, Iterable[Row]]:
     """The splits of a data set, under the first of their names that it has."""
     try:
-        splits = _datasets(name).load_dataset(name, subset)
+        splits = _datasets(f"there is no file or folder {name}; as a data set of the hub it").load_dataset(name, subset)
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(f"`data.path`: the data set {name} cannot be loaded: {' '.join(str(error).split())}") from None
     found: dict[str, Iterable[Row]] = {}
