@@ -18,6 +18,7 @@ from mlxgen.blueprint.spec import LatentAttentionSpec
 from mlxgen.decoder.attention import merge_heads, query_temperature, split_heads
 from mlxgen.decoder.norm import build_norm
 from mlxgen.decoder.rope import Rope
+from mlxgen.decoder.segments import Packed
 from mlxgen.protocols import LayerCache
 
 
@@ -59,7 +60,7 @@ class LatentAttention(nn.Module):
         latent = split_heads(self["kv_a_norm"](kv[:, : spec.kv_rank]), batch, spec.kv_rank)  # [B, 1, L, R]
         k_rope = split_heads(kv[:, spec.kv_rank :], batch, spec.rope_dim)
         q_rope, k_rope = self._rotated(q_rope, cache, length), self._rotated(k_rope, cache, length)
-        many = q.shape[2] > self.expand_from
+        many = (cache.layout.longest if type(cache) is Packed else q.shape[2]) > self.expand_from
         q = mx.concatenate([q_nope if many else self["embed_q"](q_nope), q_rope], axis=-1)
         if spec.temperature is not None:
             q = q * query_temperature(spec.temperature, cache.offset, q.shape[2]).astype(q.dtype)
