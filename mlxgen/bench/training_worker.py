@@ -12,11 +12,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 Job = dict[str, Any]
 """folder, adapter, rows [[tokens, number of prompt tokens]], batch_size, learning_rate, what."""
+Clocks = tuple[float, float]  # the wall's, and the processor's over all threads
 
 
 def mlxgen_run(job: Job) -> dict[str, Any]:
@@ -41,28 +43,23 @@ def mlxgen_run(job: Job) -> dict[str, Any]:
     ]
     size = job["batch_size"]
     if job["what"] == "losses":
-        train: Any = _InOrder(examples, size)
+        batches: Any = _InOrder(examples, size)
     else:
-        train = Batches(examples, batch_size=size, max_length=2048, packing=job.get("packing", False), seed=0)
+        batches = Batches(examples, batch_size=size, seed=0)
     parameters = dict(tree_flatten(loaded.decoder.trainable_parameters()))
     optimizer = AdamW(learning_rate=job["learning_rate"], bias_correction=False)
     trainer = Trainer(
         decoder=loaded.decoder,
         optimizer=GroupedOptimizer(optimizer, parameters),
         schedule=Constant(),
-        train=train,
+        train=batches,
         config=LoopConfig(epochs=1 if job["what"] == "losses" else 2, max_grad_norm=None),
     )
-    ends, losses = [], []
-
-    def report(event: dict[str, Any]) -> None:
-        ends.append(time.perf_counter())
-        losses.append(event["loss"])
-
-    trainer.report = report
+    events: list[tuple[Clocks, float]] = []
+    trainer.report = lambda event: events.append((_clocks(), event["loss"]))
     weights = _reset_memory()
     trainer.run()
-    return _result(job, ends, losses, weights)
+    return _result(job, [clocks for clocks, _ in events], [loss for _, loss in events], weights)
 
 
 class _InOrder:
@@ -95,7 +92,6 @@ class _InOrder:
 
 def mlx_lm_run(job: Job) -> dict[str, Any]:
     import mlx.core as mx
-    import mlx.nn as nn
     import mlx.optimizers as optim
     from mlx_lm.tuner.datasets import CacheDataset
     from mlx_lm.tuner.trainer import TrainingArgs, train
@@ -106,49 +102,8 @@ def mlx_lm_run(job: Job) -> dict[str, Any]:
     model.freeze()
     load_adapters(model, job["adapter"])
     mx.eval(model.parameters())
-    optimizer = optim.Adam(learning_rate=job["learning_rate"])
-    size, rows = job["batch_size"], job["rows"]
-    ends: list[float] = []
-    losses: list[float] = []
-
-    class Rows:
-        """As mlx-lm's own data sets: `len` of an item is not its number of tokens."""
-
-        def __getitem__(self, i: int) -> dict[str, int]:
-            return {"messages": i}
-
-        def __len__(self) -> int:
-            return len(rows)
-
-        def process(self, item: dict[str, int]) -> Any:
-            tokens, offset = rows[item["messages"]]
-            return list(tokens), offset
-
-    class Callback:
-        def on_train_loss_report(self, info: dict[str, Any]) -> None:
-            ends.append(time.perf_counter())
-            losses.append(info["train_loss"])
-
-        def on_val_loss_report(self, info: dict[str, Any]) -> None: ...
-
-    def right_loss(model: Any, batch: mx.array, lengths: mx.array) -> tuple[mx.array, mx.array]:
-        """mlx-lm's, without the first position of the padding."""
-        steps = mx.arange(1, batch.shape[1])
-        mask = (steps >= lengths[:, 0:1]) & (steps < lengths[:, 1:])
-        ce = nn.losses.cross_entropy(model(batch[:, :-1]), batch[:, 1:]) * mask
-        return ce.astype(mx.float32).sum() / mask.sum(), mask.sum()
-
-    def in_order(dataset: Any, batch_size: int, max_seq_length: int, **_: Any) -> Any:
-        import numpy as np
-
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            tokens = np.zeros((size, max(len(t) for t, _ in part)), np.int32)
-            for i, (t, _) in enumerate(part):
-                tokens[i, : len(t)] = t
-            yield mx.array(tokens), mx.array([(offset, len(t)) for t, offset in part])
-
-    same = job["what"] == "losses"
+    rows, size, same = job["rows"], job["batch_size"], job["what"] == "losses"
+    callback = _Callback()
     args = TrainingArgs(
         batch_size=size,
         iters=len(rows) // size * (1 if same else 2),
@@ -158,9 +113,55 @@ def mlx_lm_run(job: Job) -> dict[str, Any]:
         adapter_file=str(Path(job["adapter"]) / "trained.safetensors"),
     )
     weights = _reset_memory()
-    own: dict[str, Any] = {"loss": right_loss, "iterate_batches": in_order} if same else {}
-    train(model, optimizer, CacheDataset(Rows()), args=args, training_callback=Callback(), **own)
-    return _result(job, ends, losses, weights)
+    own: dict[str, Any] = {"iterate_batches": _rows_in_order(rows, size)} if same else {}
+    optimizer = optim.Adam(learning_rate=job["learning_rate"])
+    train(model, optimizer, CacheDataset(_Rows(rows)), args=args, training_callback=callback, **own)
+    return _result(job, callback.ends, callback.losses, weights)
+
+
+class _Rows:
+    """As mlx-lm's own data sets: `len` of an item is not its number of tokens."""
+
+    def __init__(self, rows: list[Any]):
+        self._rows = rows
+
+    def __getitem__(self, i: int) -> dict[str, int]:
+        return {"messages": i}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def process(self, item: dict[str, int]) -> tuple[list[int], int]:
+        tokens, offset = self._rows[item["messages"]]
+        return list(tokens), offset
+
+
+class _Callback:
+    def __init__(self) -> None:
+        self.ends: list[Clocks] = []
+        self.losses: list[float] = []
+
+    def on_train_loss_report(self, info: dict[str, Any]) -> None:
+        self.ends.append(_clocks())
+        self.losses.append(info["train_loss"])
+
+    def on_val_loss_report(self, info: dict[str, Any]) -> None: ...
+
+
+def _rows_in_order(rows: list[Any], size: int) -> Callable[..., Iterator[Any]]:
+    import mlx.core as mx
+    import numpy as np
+
+    def batches(**_: Any) -> Iterator[Any]:
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            tokens = np.zeros((size, max(len(t) for t, _ in part)), np.int32)
+            for i, (t, _) in enumerate(part):
+                tokens[i, : len(t)] = t
+            # Its loss takes the first position of the padding along, unless a row is said to be one shorter.
+            yield mx.array(tokens), mx.array([(offset, len(t) - 1) for t, offset in part])
+
+    return batches
 
 
 def _reset_memory() -> int:
@@ -172,14 +173,19 @@ def _reset_memory() -> int:
     return mx.get_active_memory()
 
 
-def _result(job: Job, ends: list[float], losses: list[float], weights: int) -> dict[str, Any]:
+def _clocks() -> Clocks:
+    return time.perf_counter(), time.process_time()
+
+
+def _result(job: Job, ends: list[Clocks], losses: list[float], weights: int) -> dict[str, Any]:
     import mlx.core as mx
 
-    half = len(ends) // 2
     tokens = sum(len(row[0]) for row in job["rows"])
+    wall, cpu = (end - begin for begin, end in zip(ends[len(ends) // 2 - 1], ends[-1], strict=True))
     return {
         "losses": losses,
-        "tokens_per_s": tokens / (ends[-1] - ends[half - 1]),
+        "tokens_per_s": tokens / wall,
+        "tokens_per_cpu_s": tokens / cpu,
         "peak_bytes": mx.get_peak_memory() - weights,
     }
 

@@ -118,6 +118,7 @@ def checked(
         "trust": [*overrides.trust, *trust],
         "config_dirs": config_dirs(overrides.config_dir),
         "variant": variant,
+        "given": overrides.keys,
     }
     return parse(Config, {**data, **given}, "")
 

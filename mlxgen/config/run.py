@@ -124,6 +124,7 @@ class Config:
     trust: tuple[str, ...] = ()  # packages that `_target_` may name
     config_dirs: tuple[Path, ...] = ()
     variant: tuple[str, ...] = ()  # in a sweep, the words that tell this run from the others
+    given: tuple[str, ...] = ()  # keys and groups that the command line names
 
     def __post_init__(self) -> None:
         require(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
@@ -146,4 +147,4 @@ class Config:
         require(kind == "none", "speculation", "none with `beams`, as guesses are for one row alone", kind)
 
 
-FROM_CALLER = ("trust", "config_dirs", "variant")
+FROM_CALLER = ("trust", "config_dirs", "variant", "given")

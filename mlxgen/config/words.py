@@ -40,6 +40,11 @@ class Overrides:
     config_dir: Path | None = None
 
     @property
+    def keys(self) -> list[str]:
+        """What is named: groups, and keys of values."""
+        return [*self.groups, *(value.lstrip("+").partition("=")[0] for value in self.values), *self.literal]
+
+    @property
     def hydra_words(self) -> list[str]:
         return [*(f"{group}={choice}" for group, choice in self.groups.items()), *self.values]
 

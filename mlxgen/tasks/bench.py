@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FOR_MLX_LM = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 GROUPS = {
     "single": ("process", "pip", "blas", "step", "top_p"),
-    "engine": ("ragged", "requests", "prefix", "arrival", "lookup", "batch_step"),
+    "engine": ("ragged", "requests", "prefix", "arrival", "lookup", "batch_step", "returns", "predictions"),
 }
 
 
@@ -86,7 +86,7 @@ class _Measurements:
         self._bench, self._config, self._scratch = bench, config, scratch
 
     def by_name(self) -> dict[str, Callable[[], list[Row]]]:
-        from mlxgen.bench import compare, counts, reuse, serving
+        from mlxgen.bench import compare, counts, memory, predictions, reuse, serving
 
         bench, repeats = self._bench, self._bench.repeats
         few = max(repeats // 2, 1)
@@ -103,6 +103,8 @@ class _Measurements:
             "arrival": lambda: serving.arrival(self._ours, few),
             "lookup": lambda: reuse.lookups(self._ours, few),
             "batch_step": lambda: serving.step_size(self._ours),
+            "returns": memory.returns,
+            "predictions": lambda: predictions.predictions(self._scratch),
         }
 
     @cached_property

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlxgen.config import Config, load_config
+from mlxgen.config import Config
 from mlxgen.errors import ConfigError
 from mlxgen.schema import parse
 from mlxgen.yaml_text import read_yaml, write_yaml
 
 # What may differ from the run's beginning: it does not touch what has been computed.
-_FREE = ("task.epochs", "task.steps", "task.patience", "task.loggers", "task.keep", "output", "stats", "debug", "out")
-_CALLER = ("trust", "config_dirs", "variant", "resume")
+_FREE = ("task.epochs", "task.steps", "task.patience", "task.loggers", "task.keep", "output", "stats", "debug")
+_CALLER = ("trust", "config_dirs", "variant", "given", "resume")
 
 
 def as_yaml(config: Config) -> str:
@@ -28,12 +28,10 @@ def resumed(config: Config, saved_yaml: str) -> Config:
     Raises ConfigError for a value that would make another run of it.
     """
     saved = read_yaml(saved_yaml)
-    task = next(iter(config.task["_target_"].rsplit(".", 1)[-1:])).lower()
-    user = config.config_dirs[0] if len(config.config_dirs) > 1 else None
-    usual = dict(_leaves(_data(load_config([task], config_dir=user))))
-    ours, theirs = dict(_leaves(_data(config))), dict(_leaves(saved))
+    ours, theirs = dict(leaves_of(config)), dict(_leaves(saved))
+    named = [key for key in config.given if key not in ("task", "resume")]
     for key, value in ours.items():
-        if value == usual.get(key, value) or value == theirs.get(key):
+        if value == theirs.get(key) or not any(key == name or key.startswith(f"{name}.") for name in named):
             continue
         if key not in _FREE:
             raise ConfigError(

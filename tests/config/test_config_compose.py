@@ -62,7 +62,7 @@ def test_every_folder_is_a_group_and_every_group_a_folder():
 def test_every_key_of_the_root_is_a_field_and_every_field_a_key():
     root = yaml.safe_load((conf_dir() / "config.yaml").read_text())
     keys = set(root) - {"defaults"} | set(GROUPS) - {"experiment"}
-    caller = {"trust", "config_dirs", "variant"}
+    caller = {"trust", "config_dirs", "variant", "given"}
     assert keys == set(Config.__dataclass_fields__) - caller
 
 
