@@ -24,7 +24,7 @@ chat: $(READY)  ## talk to the default model
 
 test: $(READY)  ## the whole test run
 	$(BIN)/python -m ruff check mlxgen tests apps
-	$(BIN)/python -m pytest -m "not full and not metal"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not full and not metal"
 
 test-full: $(READY)  ## also the tests with large downloads
 	$(BIN)/python -m pytest -m "not metal"

@@ -31,6 +31,9 @@ class Row:
 
     @property
     def met(self) -> bool:
+        if " to " in self.bar:
+            least, most = map(float, self.bar.split(" to "))
+            return least <= self.ratio <= most
         sign, limit = self.bar.split()
         return self.ratio <= float(limit) if sign == "<=" else self.ratio >= float(limit)
 

@@ -45,7 +45,10 @@ class Ours:
         self.engine = self.pipeline.engine
         self.sampler = Sampler.from_config({"temperature": 0}).seeded()
 
-    def submit(self, prompt: Sequence[int], count: int, *, chunk: int = 512) -> Generation:
+    def submit(self, prompt: Sequence[int], count: int) -> Generation:
+        chunk = self.pipeline.config.prefill_chunk
+        vocabulary = self.pipeline.spec.vocab_size
+        prompt = [token % vocabulary for token in prompt]
         request = Request(prompt=tuple(prompt), sampler=self.sampler, max_tokens=count, prefill_chunk=chunk)
         return self.engine.submit(request, self.pipeline.new_sequence())
 
@@ -54,6 +57,8 @@ class Ours:
         generations = [self.submit(*job) for job in jobs]
         while not all(g.produced for g in generations):
             self.engine.step()
+            for error in (g.error for g in generations if g.error is not None):
+                raise error
         return generations
 
     def finish(self) -> None:
@@ -123,19 +128,19 @@ def more_and_more(
     ]
 
 
-def arrival(ours: Ours, repeats: int, *, rows: int = 4, prompt_tokens: int = 2000, chunk: int = 512) -> list[Row]:
+def arrival(ours: Ours, repeats: int, *, rows: int = 4, prompt_tokens: int = 2000) -> list[Row]:
     """The longest time between two tokens of requests that decode, while a long prompt arrives."""
     gaps, chunks = [], []
     prompt = some_tokens(prompt_tokens, 99)
     for _ in range(repeats):
-        generation, times = ours.submit(prompt, 1, chunk=chunk), []
+        generation, times = ours.submit(prompt, 1), []
         while not generation.done:
             before = ours.clock()
             ours.engine.step()
             times.append(ours.clock() - before)
         chunks.append(max(times))
         running = ours.decoding([(some_tokens(48, i), 256) for i in range(rows)])
-        arriving = ours.submit(prompt, 1, chunk=chunk)
+        arriving = ours.submit(prompt, 1)
         last, longest = ours.clock(), 0.0
         while not arriving.done:
             before = [len(g.produced) for g in running]
@@ -147,7 +152,7 @@ def arrival(ours: Ours, repeats: int, *, rows: int = 4, prompt_tokens: int = 200
         for generation in running:
             ours.engine.cancel(generation)
     what = f"a prompt of {prompt_tokens:,} arrives while {rows} requests decode: longest gap between their tokens"
-    return [row(what, "s", gaps, chunks, "<= 1.5", f"one chunk of {chunk}")]
+    return [row(what, "s", gaps, chunks, "<= 1.5", f"one chunk of {ours.pipeline.config.prefill_chunk}")]
 
 
 def step_size(ours: Ours, rows: int = 8) -> list[Row]:

@@ -19,12 +19,14 @@ from mlxgen.errors import ConfigError, did_you_mean, require
 if TYPE_CHECKING:
     from mlxgen.bench.compare import Row
     from mlxgen.bench.serving import Ours
+    from mlxgen.bench.training import Training
 
 # Keys that mlx-lm has no defaults for.
 _FOR_MLX_LM = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 GROUPS = {
     "single": ("process", "pip", "blas", "step", "top_p"),
     "engine": ("ragged", "requests", "prefix", "arrival", "lookup", "batch_step", "returns", "predictions"),
+    "training": ("train_pip", "train_blas", "train_vocabulary", "train_losses", "loss_layer"),
 }
 
 
@@ -103,8 +105,14 @@ class _Measurements:
             "arrival": lambda: serving.arrival(self._ours, few),
             "lookup": lambda: reuse.lookups(self._ours, few),
             "batch_step": lambda: serving.step_size(self._ours),
+            "memory": lambda: predictions.predictions(self._scratch),
             "returns": memory.returns,
             "predictions": lambda: predictions.predictions(self._scratch),
+            "train_pip": lambda: self._training.as_pip_installs(),
+            "train_blas": lambda: self._training.same_blas(few),
+            "train_vocabulary": lambda: self._training.large_vocabulary(),
+            "train_losses": lambda: self._training.same_losses(),
+            "loss_layer": lambda: self._training.loss_layer(),
         }
 
     @cached_property
@@ -118,6 +126,12 @@ class _Measurements:
         from mlxgen.bench.weights import float32_folder
 
         return float32_folder(self._config, self._scratch / "float32")
+
+    @cached_property
+    def _training(self) -> Training:
+        from mlxgen.bench.training import Training
+
+        return Training(self._folder, self._scratch, self._bench.clock)
 
     @cached_property
     def _ours(self) -> Ours:
