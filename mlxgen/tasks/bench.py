@@ -105,7 +105,6 @@ class _Measurements:
             "arrival": lambda: serving.arrival(self._ours, few),
             "lookup": lambda: reuse.lookups(self._ours, few),
             "batch_step": lambda: serving.step_size(self._ours),
-            "memory": lambda: predictions.predictions(self._scratch),
             "returns": memory.returns,
             "predictions": lambda: predictions.predictions(self._scratch),
             "train_pip": lambda: self._training.as_pip_installs(),
