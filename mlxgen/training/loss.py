@@ -30,7 +30,7 @@ Loss = Callable[[Any, Batch, Forward], mx.array]
 
 def next_token_loss(decoder: Any, batch: Batch, forward: Forward = PLAIN) -> mx.array:
     """Sum of weight * cross-entropy over the batch, with a gradient."""
-    return _sum(decoder, batch, forward, _with_gradient)
+    return _sum(decoder, batch, forward, learned_loss)
 
 
 def evaluation_loss(decoder: Any, batch: Batch, forward: Forward = PLAIN) -> mx.array:
@@ -61,7 +61,7 @@ def _forward(decoder: Any, hidden: mx.array, targets: mx.array, weights: mx.arra
     return total
 
 
-def _with_gradient(decoder: Any, hidden: mx.array, targets: mx.array, weights: mx.array) -> mx.array:
+def learned_loss(decoder: Any, hidden: mx.array, targets: mx.array, weights: mx.array) -> mx.array:
     """Like `_forward`; autograd finds the gradients of `hidden` and of what is trained of the head."""
     names, head = _head_parameters(decoder)
 

@@ -107,7 +107,8 @@ def sweep_picture(runs: Mapping[str, Events]) -> bytes | None:
             [e["step"] for e in drawn], [e["loss"] for e in drawn], "o-" if valid else "-", color=color, label=name
         )
     valid_too = any(e["event"] == "valid" for events in runs.values() for e in events)
-    axes.set(xlabel="step", ylabel="loss per learned token", title="points: validation, lines: training" if valid_too else "")
+    title = "points: validation, lines: training" if valid_too else ""
+    axes.set(xlabel="step", ylabel="loss per learned token", title=title)
     axes.legend(frameon=False, fontsize="small")
     return _png(figure, [axes])
 
