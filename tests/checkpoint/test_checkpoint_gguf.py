@@ -84,9 +84,9 @@ def test_large_vocabulary_opens_in_a_moment(tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "m.gguf", "llama", {"tokenizer.ggml.tokens": tokens}, {"token_embd.weight": zeros(1, 32)}
     )
-    start = time.perf_counter()
+    start = time.process_time()
     assert read_gguf(path).metadata["tokenizer.ggml.tokens"] == tokens
-    assert time.perf_counter() - start < 2, "some 0.1 s; the reference reader needs 6"
+    assert time.process_time() - start < 2, "some 0.1 s; the reference reader needs 6"
 
 
 @settings(max_examples=80, deadline=None)

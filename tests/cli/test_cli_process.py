@@ -113,13 +113,13 @@ def cpu_seconds(*command) -> tuple[float, bytes]:
 
 def test_help_is_quick():
     """0.2 s at most on a quiet machine. CPU time does not count the others, but a busy machine is slower by itself."""
-    quickest = min(cpu_seconds(*MLXGEN, "--help")[0] for _ in range(2))
+    quickest = min(cpu_seconds(*MLXGEN, "--help")[0] for _ in range(3))
     assert quickest < 0.4
 
 
 def test_help_and_the_package_load_nothing_heavy():
     code = (
-        "import sys, time; start = time.perf_counter(); import mlxgen; took = time.perf_counter() - start\n"
+        "import sys, time; start = time.process_time(); import mlxgen; took = time.process_time() - start\n"
         "from mlxgen.cli import main; light = set(sys.modules); main(['--help']); main(['--version'])\n"
         "print(took, *{name.split('.')[0] for name in sys.modules}, sep='\\n')"
     )
@@ -131,13 +131,14 @@ def test_help_and_the_package_load_nothing_heavy():
 
 
 def test_a_message_about_a_mistake_is_quick():
-    """Under a second, as nothing is loaded but Hydra."""
-    started = time.perf_counter()
+    """Nothing is loaded but Hydra: some half second of the processor."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     process = subprocess.run(
         [*MLXGEN, "prompt=Hi", "max_tokns=3"], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert process.stderr == "mlxgen: `max_tokns` is not a key. Did you mean `max_tokens`?\n"
-    assert process.returncode == 2 and time.perf_counter() - started < 3
+    assert process.returncode == 2
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,9 @@ KINDS = [("llama", Full()), ("llama", POLICIES[3]), ("gemma2", Window(size=9, si
 @pytest.mark.parametrize("name, policy", KINDS)
 def test_rising_and_falling_lengths_leave_no_memory_behind(name, policy):
     found = held(family(name), 60, longest=80, policy=policy)
-    assert found.after <= found.before * 1.01
-    assert found.highest > found.before * 2  # there was something to give back
+    requests = found.highest - found.before  # whatever else the process holds
+    assert requests > 500_000  # there was something to give back
+    assert found.after - found.before <= min(0.01 * found.before, 0.01 * requests)
 
 
 def test_a_store_holds_its_budget_and_no_more():

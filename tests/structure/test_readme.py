@@ -54,7 +54,7 @@ def test_yaml_composes(tmp_path):
 
 def test_the_tree_names_what_there_is():
     tree = README.partition("## Where things are")[2].partition("Reading order")[0]
-    parts = {name for name in re.findall(r"^      (\w+(?:/|\.py))", tree, re.M)}
+    parts = set(re.findall(r"^      (\w+(?:/|\.py))", tree, re.M))
     package = ROOT / "mlxgen"
     assert all((package / name).exists() for name in parts)
     assert {f"{folder.parent.name}/" for folder in package.glob("*/__init__.py")} <= parts

@@ -96,7 +96,7 @@ def test_a_template_that_never_ends_is_stopped(source, monkeypatch):
     start = time.monotonic()
     with pytest.raises(TokenizerError, match=r"`tokenizer\.chat_template` must end within") as caught:
         render(source)
-    assert time.monotonic() - start < 2.5
+    assert time.monotonic() - start < 15  # and not for ever
     one_line(caught)
 
 
