@@ -10,7 +10,7 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests run side by side: each with one thread for its matrix products
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import mlxgen.device  # noqa: E402, F401  a fast BLAS, before any test imports mlx
+import mlxgen.device  # noqa: F401  a fast BLAS, before any test imports mlx
 
 sys.path.insert(0, str(Path(__file__).parent / "parity"))
 

@@ -30,7 +30,7 @@ class ExpertLinear(nn.Module):
             self.bias = mx.zeros((num_experts, output_dims))
 
     def __call__(self, x: mx.array, experts: mx.array, rows: mx.array | None = None) -> mx.array:
-        """x [..., 1, in], experts [...] -> [..., 1, out]. rows: if they are sorted by expert, the tokens they are of."""
+        """x [..., 1, in], experts [...] -> [..., 1, out]. rows: if sorted by expert, the tokens they are of."""
         y = mx.gather_mm(x, self.weight.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=rows is not None)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
