@@ -86,6 +86,9 @@ class Split:
             before, found, suffix = around(name, self.into[0])
             parts = [f"{before}{part}{suffix}" for part in self.into]
             if found and all(part in arrays for part in parts):  # the first part may have the name of the whole
+                if len({arrays[part].dtype == mx.uint32 for part in parts}) > 1:
+                    text = "some are quantized and some are not, but they are one tensor in a file"
+                    raise WeightsError(f"{', '.join(parts)}: {text}; write all of them plain, or all quantized.")
                 whole[f"{before}{self.source}{suffix}"] = self._joined([out.pop(part) for part in parts])
         return out | whole
 

@@ -228,3 +228,12 @@ def test_an_unknown_operation_is_named_and_null_takes_one_away():
     assert build_ops({"it": None}) == []
     with pytest.raises(ConfigError, match=r"`weights.ops.it.op` must be one of split, .*, but is 'spilt'"):
         build_ops({"it": {"op": "spilt"}})
+
+
+def test_quantized_and_plain_parts_do_not_become_one():
+    (op,) = build_ops({"it": split_node()})
+    arrays = {f"layers.0.{part}.weight": numbers(32, 64) for part in QKV}
+    names = [f"layers.0.{QKV[0]}.{name}" for name in ("weight", "scales", "biases")]
+    arrays |= dict(zip(names, mx.quantize(mx.zeros((32, 64))), strict=True))
+    with pytest.raises(WeightsError, match="some are quantized and some are not"):
+        op.save(arrays)
