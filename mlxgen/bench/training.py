@@ -53,8 +53,8 @@ class Training:
 
     def large_vocabulary(self) -> list[Row]:
         folder = self._larger
-        both = [[self._run(engine, "on", "speed", count=8, folder=folder)] for engine in ("mlxgen", "mlx_lm")]
-        return [self._memory(f"{_LARGE_VOCABULARY:,}", *both, "<= 0.3")]
+        a, b = ([self._run(engine, "on", "speed", count=8, folder=folder)] for engine in ("mlxgen", "mlx_lm"))
+        return [self._memory(f"{_LARGE_VOCABULARY:,}", a, b, "<= 0.3")]
 
     def same_losses(self, steps: int = 20) -> list[Row]:
         """mlx-lm's loss takes the first position of the padding along; that is corrected here."""
@@ -72,12 +72,12 @@ class Training:
         return [row("loss layer: peak with 150,000 tokens", "MB", peaks[1:], peaks[:1], "<= 1.1", "with 50,000")]
 
     def _row(self, case: str, ours: list[Any], theirs: list[Any], bar: str) -> Row:
-        speeds = ([each[self._speed] for each in runs] for runs in (ours, theirs))
-        return row(f"fine-tuning, {case}: real tokens", self._unit, *speeds, bar)
+        a, b = ([each[self._speed] for each in runs] for runs in (ours, theirs))
+        return row(f"fine-tuning, {case}: real tokens", self._unit, a, b, bar)
 
     def _memory(self, vocabulary: str, ours: list[Any], theirs: list[Any], bar: str) -> Row:
-        peaks = ([each["peak_bytes"] / 1e6 for each in runs] for runs in (ours, theirs))
-        return row(f"fine-tuning, vocabulary {vocabulary}: peak above the weights", "MB", *peaks, bar)
+        a, b = ([each["peak_bytes"] / 1e6 for each in runs] for runs in (ours, theirs))
+        return row(f"fine-tuning, vocabulary {vocabulary}: peak above the weights", "MB", a, b, bar)
 
     def _run(self, engine: str, blas: str, what: str, *, count: int, folder: Path | None = None) -> dict[str, Any]:
         job = self._scratch / "job.json"

@@ -103,7 +103,7 @@ def mlx_lm_run(job: Job) -> dict[str, Any]:
     load_adapters(model, job["adapter"])
     mx.eval(model.parameters())
     rows, size, same = job["rows"], job["batch_size"], job["what"] == "losses"
-    callback = _Callback()
+    callback: Any = _Callback()
     args = TrainingArgs(
         batch_size=size,
         iters=len(rows) // size * (1 if same else 2),

@@ -22,8 +22,8 @@ _CONTEXT = 2048  # where the model does not say how much it takes
 def run_benchmarks(config: Config, names: Sequence[str], *, shots: int | None, limit: int | None) -> dict[str, Any]:
     """The scores of each benchmark. Raises ConfigError where the harness is not installed, or does not know a name."""
     try:
-        import lm_eval
-        from lm_eval.api.model import LM
+        import lm_eval  # type: ignore[import-not-found]
+        from lm_eval.api.model import LM  # type: ignore[import-not-found]
     except ImportError:
         raise ConfigError("`task.benchmarks` must have lm-evaluation-harness: pip install lm-eval.") from None
     scorer = Scorer(Pipeline(config))
@@ -105,7 +105,7 @@ class Scorer:
                 targets = mx.array(rest)
                 scores = mx.take_along_axis(logits, targets[:, None], axis=-1)[:, 0] - mx.logsumexp(logits, axis=-1)
                 greedy = (logits.argmax(axis=-1) == targets).all()
-                results[number] = scores.sum().item(), bool(greedy.item())
+                results[number] = float(scores.sum()), bool(greedy)
         return [results[number] for number in range(len(pairs))]
 
     def _batches(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[tuple[list[int], np.ndarray]]:

@@ -48,8 +48,8 @@ def _row(folder: Path) -> dict[str, Any]:
 
 def _rank(row: Mapping[str, Any]) -> float:
     """Validation loss, or training loss where there was none; failed runs come last."""
-    found = [row.get(key) for key in ("best validation", "last training") if row.get(key) is not None]
-    return found[0] if found else float("inf")
+    found = (row.get(key) for key in ("best validation", "last training"))
+    return next((float(loss) for loss in found if loss is not None), float("inf"))
 
 
 def _table(order: list[str], rows: Mapping[str, Mapping[str, Any]]) -> str:

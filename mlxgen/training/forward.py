@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.nn.utils import checkpoint
 from mlx.utils import tree_flatten
 
 from mlxgen.decoder.shared_keys import keys_of
@@ -75,7 +76,7 @@ class _Recomputed:
     """A layer of which only inputs and outputs are kept."""
 
     def __init__(self, layer: nn.Module):
-        self._layer, self._run = layer, nn.utils.checkpoint(layer)
+        self._layer, self._run = layer, checkpoint(layer)
 
     def __call__(self, *args: Any) -> mx.array:
         return self._run(*args)

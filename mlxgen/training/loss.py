@@ -56,8 +56,8 @@ def _forward(decoder: Any, hidden: mx.array, targets: mx.array, weights: mx.arra
     """hidden [N, H], targets [N], weights [N] -> scalar."""
     total = mx.zeros(())
     for part in _chunks(hidden.shape[0], decoder.spec.vocab_size):
-        (h,) = mx.depends([hidden[part]], [total])  # one chunk after the other, or all would be held at once
-        total = total + _chunk_loss(decoder.logits(h[None])[0], targets[part], weights[part])[0]
+        h = _after(hidden[part], [total])  # one chunk after the other, or all would be held at once
+        total = total + _loss_of(decoder.logits(h[None])[0], targets[part], weights[part])
     return total
 
 
@@ -70,13 +70,13 @@ def learned_loss(decoder: Any, hidden: mx.array, targets: mx.array, weights: mx.
         return decoder.logits(h[None])[0]
 
     def chunk(h: mx.array, head: Sequence[mx.array], targets: mx.array, weights: mx.array) -> mx.array:
-        return _chunk_loss(logits(h, head), targets, weights)[0]
+        return _loss_of(logits(h, head), targets, weights)
 
     @mx.custom_function
     def total(hidden: mx.array, head: list[mx.array]) -> tuple[mx.array, ...]:
         loss, head_grads, hidden_grads = mx.zeros(()), [mx.zeros_like(p) for p in head], []
         for part in _chunks(hidden.shape[0], decoder.spec.vocab_size):
-            (h,) = mx.depends([hidden[part]], [loss, *head_grads, *hidden_grads[-1:]])
+            h = _after(hidden[part], [loss, *head_grads, *hidden_grads[-1:]])
             part_loss, (dh, dp) = mx.value_and_grad(chunk, argnums=(0, 1))(h, head, targets[part], weights[part])
             loss, head_grads = loss + part_loss, [a + b for a, b in zip(head_grads, dp, strict=True)]
             hidden_grads.append(dh)
@@ -87,9 +87,9 @@ def learned_loss(decoder: Any, hidden: mx.array, targets: mx.array, weights: mx.
         scale = cotangents[0]
         return (outputs[1] * scale.astype(outputs[1].dtype), [g * scale.astype(g.dtype) for g in outputs[2:]])
 
-    loss = total(hidden, head)[0]
+    outputs: Any = total(hidden, head)
     _update(decoder, names, head)
-    return loss
+    return outputs[0]
 
 
 @mx.custom_function
@@ -108,6 +108,17 @@ def _chunk_loss_vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
     return outputs[1], mx.zeros(primals[1].shape), mx.zeros(primals[2].shape)
 
 
+def _loss_of(logits: mx.array, targets: mx.array, weights: mx.array) -> mx.array:
+    outputs: Any = _chunk_loss(logits, targets, weights)
+    return outputs[0]
+
+
+def _after(array: mx.array, others: list[mx.array]) -> mx.array:
+    """The array, not to be used before the others are there."""
+    (same,) = mx.depends([array], others)
+    return same
+
+
 def _chunks(rows: int, vocab_size: int) -> list[slice]:
     size = max(_CHUNK_ELEMENTS // vocab_size, 1)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
@@ -116,7 +127,7 @@ def _chunks(rows: int, vocab_size: int) -> list[slice]:
 def _head_parameters(decoder: Any) -> tuple[list[str], list[mx.array]]:
     """Names and arrays of what is trained of the modules that make logits."""
     modules = ("embed_tokens", "lm_head") if decoder.spec.tie_head else ("lm_head",)
-    trained: list[tuple[str, mx.array]] = []
+    trained: list[Any] = []
     for name in modules:
         if isinstance(module := decoder.get(name), nn.Module):
             trained += tree_flatten({name: module.trainable_parameters()})

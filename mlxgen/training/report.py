@@ -125,7 +125,7 @@ def smoothed(values: Sequence[float], share: float = 0.05) -> list[float]:
 def _figure_class() -> Any:
     """matplotlib's Figure, which needs no display and no global state."""
     try:
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # type: ignore[import-not-found]
     except ImportError:
         return None
     return Figure

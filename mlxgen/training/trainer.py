@@ -179,10 +179,10 @@ class Trainer:
             value, grads = self._value_and_grad(self.parameters, batch, self._forward(step, number), weight)
             gradients = {n: gradients[n] + g for n, g in grads.items()} if gradients else grads
             mx.eval(value, gradients)
-            loss += value.item()
+            loss += float(value)
             self._check(loss, step, batch)
         gradients, norm = optim.clip_grad_norm(gradients, config.max_grad_norm or math.inf)
-        self._check(norm.item(), step, batches[-1])
+        self._check(float(norm), step, batches[-1])
         factor = self.schedule(step, self.total)
         self._put(self.optimizer.update(self.parameters, gradients, factor))
         if config.ema is not None:
@@ -199,7 +199,7 @@ class Trainer:
                 "epoch": (step + 1) / self.per_epoch,
                 "loss": loss,
                 "learning_rate": self.optimizer.peak * factor,
-                "grad_norm": norm.item(),
+                "grad_norm": float(norm),
                 "tokens": self.progress.tokens,
                 "tokens_per_s": tokens / took,
                 "peak_memory_bytes": mx.get_peak_memory(),
@@ -239,7 +239,7 @@ class Trainer:
             one = slice(row, row + 1)
             parts: dict[str, Any] = {n: getattr(batch, n) for n in ("inputs", "targets", "weights", "segments")}
             alone = replace(batch, **{n: None if a is None else a[one] for n, a in parts.items()})
-            if not math.isfinite(self.evaluation_loss(self.decoder, alone, PLAIN).item()):
+            if not math.isfinite(float(self.evaluation_loss(self.decoder, alone, PLAIN))):
                 bad.append(name)
         return tuple(bad) or batch.names
 
@@ -297,7 +297,7 @@ def evaluate(decoder: Any, batches: Batches, loss: Loss = evaluation_loss) -> fl
     total = weight = 0.0
     for number in range(len(batches)):
         batch = batches.at(number)
-        total += loss(decoder, batch, PLAIN).item()
+        total += float(loss(decoder, batch, PLAIN))
         weight += total_weight(batch)
     return total / weight if weight else math.nan
 
