@@ -100,7 +100,7 @@ class Lane:
             if (
                 g.search is not None
                 or len(g.produced) + 1 >= g.request.max_tokens
-                or (not self._long and len(g.known) == limit)
+                or (limit is not None and not self._long and len(g.known) == limit)
             ):
                 return True
         speculator = self._speculator(step)
