@@ -16,7 +16,7 @@ from mlxgen.engine.request import Generation
 from mlxgen.protocols import LayerCache
 
 _FIRST_SLOPE = 0.15  # what a guess is believed to add to a check, in plain steps, before it was measured
-_MARGIN = 1.1  # guesses must promise this much more than they cost
+_MARGIN = 1.2  # guesses must promise this much more than they cost
 _WEIGHT = 2.0  # of what is believed of guesses at first, in guesses
 _HALF_LIFE = 64  # tokens after which what was seen of guesses counts half, so that they are tried again
 PAUSED = "off at the end: guesses did not pay"
