@@ -12,12 +12,19 @@ from mlxgen.errors import FitError
 from mlxgen.fit.limit import _group, memory_limit_bytes
 
 
+def limit_of(free: int) -> str:
+    """The word for a limit that leaves so many bytes free: what other tests hold in this process is not."""
+    gc.collect()
+    mx.clear_cache()
+    return f"memory_limit={free + mx.get_active_memory()}"
+
+
 def test_a_run_that_does_not_fit_is_refused_with_what_would(cli, tiny_checkpoint, monkeypatch):
     monkeypatch.setattr(mlxgen.loading, "load_weights", lambda *_, **__: pytest.fail("weights were read"))
-    ran = cli(f"model={tiny_checkpoint}", "prompt=Hi", "memory_limit=12MB", "batch=40", "context=500")
+    ran = cli(f"model={tiny_checkpoint}", "prompt=Hi", limit_of(12_000_000), "batch=40", "context=500")
     assert ran.code == 4 and ran.err.count("\n") == 1
     assert "what fits: batch=" in ran.err and "or context=" in ran.err and "cache=quantized" in ran.err
-    ran = cli(f"model={tiny_checkpoint}", "prompt=Hi", "memory_limit=100kB")
+    ran = cli(f"model={tiny_checkpoint}", "prompt=Hi", limit_of(100_000))
     assert ran.code == 4 and "take a smaller model" in ran.err
 
 
@@ -32,9 +39,7 @@ def test_plan_says_what_a_run_holds(cli, tiny_checkpoint):
     ran = cli(*words, f"memory_limit={report['total_bytes'] - 1}")
     assert ran.code == 4 and "it does not fit; at most batch=" in ran.out
     for batch, fits in ((small["largest_batch"], True), (4, False)):
-        gc.collect()
-        mx.clear_cache()
-        limit = f"memory_limit={small['limit_bytes'] + mx.get_active_memory()}"  # what other tests hold is not free
+        limit = limit_of(small["limit_bytes"] - 1000)
         ran = cli(f"model={tiny_checkpoint}", "prompt=Hi", "max_tokens=1", f"batch={batch}", "context=400", limit)
         assert (ran.code == 0) == fits
 
