@@ -11,16 +11,13 @@ import mlx.core as mx
 
 from mlxgen.decoder.fused_linear import FusedLinear
 from mlxgen.passes.adapted import Adapted
-from mlxgen.passes.fuse_projections import GROUPS, alike
+from mlxgen.passes.fuse_projections import alike, fusable, replace_parts
 from mlxgen.passes.low_rank import Factors, LowRank
 
 
 def fuse_adapted(layer: Any) -> None:
     """Fuse those projections of one decoder layer that only LoRA keeps apart; DoRA knows the lengths of its rows."""
-    for parent, fused, names, groups in GROUPS:
-        module = layer.get(parent)
-        if module is None or not all(name in module for name in names) or "fused" not in module.__dict__:
-            continue
+    for module, fused, names, groups in fusable(layer):
         parts = [module[name] for name in names]
         changed = [part for part in parts if isinstance(part, Adapted)]
         bases = [part["base"] if isinstance(part, Adapted) else part for part in parts]
@@ -32,10 +29,7 @@ def fuse_adapted(layer: Any) -> None:
         for name in dict.fromkeys(name for part in changed for name in part["adapters"]):
             changes = [part["adapters"].get(name) if isinstance(part, Adapted) else None for part in parts]
             whole.add(name, _joined(changes, [base["weight"].shape[0] for base in bases]))
-        module[fused] = whole.freeze().eval()
-        for name in names:
-            del module[name]
-        module.fused = True
+        replace_parts(module, names, fused, whole.freeze().eval())
 
 
 def _joined(changes: list[LowRank | None], rows: list[int]) -> Factors:

@@ -7,7 +7,7 @@ import random
 
 import mlx.core as mx
 import pytest
-from engine_oracles import FAMILIES, PARTS, POLICIES, alone, family, finish, new_sequence, random_request, random_tokens
+from engine_oracles import PARTS, POLICIES, alone, finish, new_sequence, random_request, random_tokens
 
 from mlxgen.cache import Full
 from mlxgen.engine import Engine, PrefixStore, Request, Scheduler
@@ -17,16 +17,6 @@ from mlxgen.testing.models import tiny_decoder
 
 BEAM_PARTS = dataclasses.replace(PARTS, candidates=candidates)
 GREEDY = Sampler.from_config({"temperature": 0})
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request):
-    return family(request.param)
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return family("llama")
 
 
 def search(model, request, policy=None, engine=None):

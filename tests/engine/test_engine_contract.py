@@ -8,12 +8,10 @@ import random
 
 import pytest
 from engine_oracles import (
-    FAMILIES,
     PARTS,
     POLICIES,
     STAGES,
     alone,
-    family,
     finish,
     new_sequence,
     random_request,
@@ -28,11 +26,6 @@ from mlxgen.sampler import known_stages
 
 PLENTY = 1 << 30
 SEEDS = range(3)
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request):
-    return family(request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ import random
 import mlx.core as mx
 import pytest
 from engine_oracles import (
-    FAMILIES,
     GREEDY,
     PARTS,
     POLICIES,
@@ -27,16 +26,6 @@ from mlxgen.engine.token_trie import TokenTrie
 from mlxgen.testing.models import tiny_decoder
 
 PLENTY = 1 << 30
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request):
-    return family(request.param)
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return family("llama")
 
 
 @pytest.fixture(autouse=True)

@@ -4,23 +4,13 @@ import random
 
 import mlx.core as mx
 import pytest
-from engine_oracles import FAMILIES, GREEDY, PARTS, POLICIES, alone, family, finish, new_sequence, random_tokens
+from engine_oracles import GREEDY, PARTS, POLICIES, alone, finish, new_sequence, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxgen.cache import Full
 from mlxgen.engine import Engine, PrefixStore, Request, Scheduler
 from mlxgen.testing.models import ScriptedModel, tiny_spec
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request):
-    return family(request.param)
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return family("llama")
 
 
 def plain_scores(model, prompt):

@@ -11,7 +11,7 @@ import time
 import warnings
 
 import pytest
-from engine_oracles import FAMILIES, GREEDY, PARTS, POLICIES, alone, family, finish, new_sequence, random_tokens
+from engine_oracles import GREEDY, PARTS, POLICIES, alone, finish, new_sequence, random_tokens
 
 from mlxgen.cache import Full, Quantized, Window, storage
 from mlxgen.engine import Engine, PrefixStore, Request
@@ -19,16 +19,6 @@ from mlxgen.engine.shelf import Shelf
 from mlxgen.engine.shelf_folder import StoredFile
 
 PLENTY = 1 << 30
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request):
-    return family(request.param)
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return family("llama")
 
 
 @pytest.fixture(autouse=True)

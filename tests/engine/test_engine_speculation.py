@@ -33,11 +33,6 @@ def model(request):
     return family(request.param)
 
 
-@pytest.fixture(scope="module")
-def llama():
-    return family("llama")
-
-
 def draft(model, tokens=3, small=None, **options):
     small = small or model
     options = {"vocab_size": 298, "tokens": tokens, "always": True, **options}
